@@ -74,10 +74,7 @@ def off(value: Any) -> bool:
 
 LearningRateSchedule = Annotated[
     Literal["constant", "constant_with_warmup", "linear", "cosine"],
-    Field(
-        description="Learning rate over the steps, named as in transformers: constant; constant after a warm-up; or, "
-        "after the warm-up, falling to 0 in a line or half a cosine."
-    ),
+    Field(description="How the learning rate runs, as in transformers. linear and cosine fall to 0 after the warm-up."),
 ]
 
 
@@ -93,10 +90,10 @@ def refuse_warmup(schedule: str, warmup_steps: int) -> None:
 
 
 class SeedRange(Model):
-    """`count` consecutive environment seeds from `start`."""
+    """`count` consecutive seeds from `start`."""
 
-    start: int = Field(0, ge=0, le=LAST_SEED, description="First environment seed.")
-    count: int = Field(1000, ge=1, le=LAST_SEED, description="How many consecutive seeds.")
+    start: int = Field(0, ge=0, le=LAST_SEED, description="First seed.")
+    count: int = Field(1000, ge=1, le=LAST_SEED, description="Number of seeds.")
 
     def overlaps(self, other: SeedRange) -> bool:
         """Whether the two ranges share a seed."""
@@ -104,28 +101,28 @@ class SeedRange(Model):
 
 
 class Exchange(Model):
-    """A few-shot exchange."""
+    """One few-shot exchange."""
 
-    user: str = Field(min_length=1, description="What is shown.")
-    assistant: str = Field(min_length=1, description="The answer in form.")
+    user: str = Field(min_length=1, description="User message.")
+    assistant: str = Field(min_length=1, description="Answer to imitate.")
 
 
 class PromptConfig(Model):
-    """One prompt. Placeholders in braces are filled by name; others are refused."""
+    """One prompt. Placeholders in braces are filled by name; an unknown one is an error."""
 
-    system: str = Field(description="System text; empty: the model is shown none.")
-    examples: list[Exchange] = Field([], description="Few-shot exchanges before the first real one.")
-    first: str = Field(min_length=1, description="First real user message.")
+    system: str = Field(description="System text; empty: none.")
+    examples: list[Exchange] = Field([], description="Few-shot exchanges before the first message.")
+    first: str = Field(min_length=1, description="First user message.")
     following: str = Field("{feedback}{observation}", description="Later user messages (actor).")
-    experience: str = Field("Advice: {experience}\n", description="How an experience is shown (actor).")
+    experience: str = Field("Advice: {experience}\n", description="How the actor is shown an experience.")
     offer: str = Field(
         "You may ask: write ASK: and a question.\n",
         min_length=1,
-        description="Shown to guided actors, directly behind the experience (ask).",
+        description="Follows the experience where the actor may ask (search-and-ask).",
     )
     summarize: str | None = Field(
         None,
         min_length=1,
         exclude_if=unset,
-        description="How an actor is asked for a summary (actor, with the history `summarize`).",
+        description="Asks the actor for a summary (history `summarize`).",
     )

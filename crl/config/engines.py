@@ -26,36 +26,36 @@ _COLDEST = 0.01
 
 
 class ServerConfig(Model):
-    """The server of one role: a running one (`address`), or how the engine starts vLLM."""
+    """A server of one role: where it runs, or how crl starts vLLM."""
 
     address: str | None = Field(
         None,
         pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$",
-        description="URL of a running server: of vLLM without a path, of an OpenAI-compatible one with it "
-        "(https://host/v1). None starts vLLM here.",
+        description="URL of a running server: vLLM's without a path, an OpenAI-compatible one with its path "
+        "(https://host/v1). null: start vLLM here.",
     )
     key_variable: str | None = Field(
-        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Environment variable that holds the key; none: no key."
+        None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable that holds the API key; null: no key.",
     )
     python: Path | None = Field(
-        None, description="Interpreter that has vLLM; default $CRL_VLLM_PYTHON, else .venv-vllm/bin/python (make vllm)."
+        None, description="Interpreter that has vLLM; null: $CRL_VLLM_PYTHON, else .venv-vllm/bin/python (make vllm)."
     )
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs of the started server; CPU: ignored.")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs of the started server; ignored on a CPU.")
     gpu_memory_utilization: float = Field(
-        0.4, gt=0, le=0.95, description="Share of each GPU's memory that the started server takes."
+        0.4, gt=0, le=0.95, description="Share of each GPU's memory for the started server."
     )
-    cache_gigabytes: int = Field(
-        1, ge=1, le=10_000, description="Key-value cache of the started server where there is no GPU."
-    )
+    cache_gigabytes: int = Field(1, ge=1, le=10_000, description="Key-value cache of a server started on a CPU.")
     folder: Path | None = Field(
         None,
-        description="Folder through which weights are handed over; a running server must see it under the same path. "
-        "Default: the system's for temporary files.",
+        description="Folder for handing over weights; a running server must see it under the same path. null: "
+        "the system's temporary folder.",
     )
-    requests: int = Field(64, ge=1, le=4096, description="Requests that are under way at the same time.")
-    start_seconds: float = Field(600, ge=1, le=86_400, description="Longest start of the server, and of its reloading.")
+    requests: int = Field(64, ge=1, le=4096, description="Requests at the same time.")
+    start_seconds: float = Field(600, ge=1, le=86_400, description="Longest wait for the server to start or reload.")
     answer_seconds: float = Field(
-        600, ge=0.1, le=86_400, description="Longest wait for one answer; then the server counts as hanging."
+        600, ge=0.1, le=86_400, description="Longest wait for an answer before the server counts as hanging."
     )
 
 
@@ -83,7 +83,7 @@ class ServedEngine(EngineConfig):
 
 
 class VllmEngine(ServedEngine):
-    """Sampling by vLLM, over HTTP with token ids in and out. What it cannot do exactly is refused."""
+    """Samples with vLLM over HTTP, token ids in and out. Settings that it cannot follow exactly are errors."""
 
     kind: Literal["vllm"] = "vllm"
     STOPS_AT_TEXT: ClassVar[bool] = True
@@ -133,20 +133,19 @@ class VllmEngine(ServedEngine):
 
 
 class OpenAIEngine(ServedEngine):
-    """A model behind an OpenAI-compatible endpoint, for a role that is not trained.
-
-    The role's `model` is `endpoint:<name at the endpoint>`; `runtime.servers.<role>` says where it is. Its rows hold
-    code points of text in place of token ids, and `context` counts characters.
-    """
+    """An OpenAI-compatible endpoint, for a role that is not trained: `model: endpoint:<name>`, its address in
+    `runtime.servers.<role>`. `context` counts characters."""
 
     kind: Literal["openai"] = "openai"
     REMOTE: ClassVar[bool] = True
 
     limit: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="What the endpoint calls the limit of new tokens."
+        "max_tokens", description="Name of the endpoint's limit of new tokens."
     )
     leave_out: list[Literal["seed", "top_p"]] = Field(
-        [], exclude_if=off, description="What is not sent, for an endpoint that refuses it; top_p only where it is 1."
+        [],
+        exclude_if=off,
+        description="Parameters that the endpoint rejects and crl leaves out; top_p only where it is 1.",
     )
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:

@@ -21,7 +21,7 @@ from crl.records import OutsideRows
 
 
 class FamilySampling(SamplingChange):
-    """What is different of the actor's sampling when it plays this family."""
+    """Changes to the actor's sampling in this family."""
 
     temperature: float | None = Field(None, ge=COLDEST, le=5, exclude_if=unset, description="Divides the logits.")
 
@@ -30,40 +30,44 @@ _Worth = Annotated[float | None, Field(ge=-1000, le=1000, exclude_if=unset)]
 
 
 class FamilyReward(Model):
-    """The reward convention of a family: what an episode is worth in training. Evaluation has the environment's own."""
+    """What an episode of the family is worth in training. Evaluation uses the environment's own reward."""
 
-    success: _Worth = Field(None, description="Reward of an episode that was won; none: scale · environment's + shift.")
-    failure: _Worth = Field(None, description="Reward of one that was not; none: scale · environment's + shift.")
-    scale: float = Field(1.0, gt=0, le=1000, description="Multiplies the environment's reward, or the judge's.")
-    shift: float = Field(0.0, ge=-1000, le=1000, description="Is added to it.")
+    success: _Worth = Field(
+        None, description="Reward of a won episode; null: scale times the environment's, plus shift."
+    )
+    failure: _Worth = Field(
+        None, description="Reward of a lost episode; null: scale times the environment's, plus shift."
+    )
+    scale: float = Field(1.0, gt=0, le=1000, description="Multiplies the reward of the environment or judge.")
+    shift: float = Field(0.0, ge=-1000, le=1000, description="Added to it.")
     judge: str | None = Field(
         None,
         min_length=1,
         max_length=100_000,
         exclude_if=unset,
-        description="Rubric by which the role judge gives the reward, from 0 to 1, in place of the environment's; in a "
-        "file, the name of a text file (.md or .txt) beside it. none: the environment's own reward.",
+        description="Rubric for the role `judge`, which then gives the reward, from 0 to 1. In a file: the name "
+        "of a text file (.md, .txt) beside it. null: the environment's reward.",
     )
     mode: Literal["absolute", "group"] = Field(
         "absolute",
         exclude_if=lambda value: value == "absolute",
-        description="absolute: the judge reads one episode at a time; group: all episodes of a group at once. "
-        "Evaluations, trials and probes are always absolute.",
+        description="absolute: the judge reads one episode at a time; group: a whole group at once. Evaluations, "
+        "trials and probes are always absolute.",
     )
     success_at: float = Field(
         0.5,
         gt=0,
         le=1,
         exclude_if=lambda value: value == 0.5,
-        description="An episode whose reward by the judge is at least this counts as solved.",
+        description="Least reward by the judge that counts as solved.",
     )
     twice: float = Field(
         0.1,
         ge=0,
         le=1,
         exclude_if=lambda value: value == 0.1,
-        description="Share of the groups that the judge reads again in reverse order: how far it agrees with itself is "
-        "a metric.",
+        description="Share of groups that the judge reads again in reverse order, to measure how far it agrees "
+        "with itself.",
     )
 
     @model_validator(mode="after")
@@ -82,27 +86,27 @@ class FamilyReward(Model):
 
 
 class FamilyBank(Model):
-    """A family's place in the experience bank."""
+    """The family's part of the bank."""
 
     partition: Literal["shared", "family"] | None = Field(
         None,
         exclude_if=unset,
-        description="What retrieval searches for its episodes. family: its own entries; shared: those of all families "
-        "that share. None: as retrieval.scope says, where bank means shared.",
+        description="What retrieval searches. family: the family's entries; shared: those of all families that "
+        "share; null: shared if `retrieval.scope` is bank, else family.",
     )
     capacity: int | None = Field(
-        None, ge=1, le=10_000_000, exclude_if=unset, description="Its entries; none: bank.capacity."
+        None, ge=1, le=10_000_000, exclude_if=unset, description="Most entries; null: bank.capacity."
     )
 
 
 class FamilyChange(Model):
-    """A task that becomes another one while a run goes on: what was learned of it may no longer fit."""
+    """A task that changes during a run, so that earlier experiences may no longer fit."""
 
     round: int = Field(
-        ge=1, le=MOST_ROUNDS, description="First round that is played, and evaluated, with the new settings."
+        ge=1, le=MOST_ROUNDS, description="First round with the new settings, in training and evaluation."
     )
     environment: dict[str, Any] = Field(
-        min_length=1, description="The keys of the environment that change, with their new values."
+        min_length=1, description="The environment's keys that change, with new values."
     )
 
 
@@ -111,8 +115,8 @@ HeldOutFrom = Annotated[
     Field(
         ge=1,
         le=LAST_SEED,
-        description="Seeds from here on draw held-out levels: levels that no smaller seed ever draws. null: levels are "
-        "not kept apart, for a task that has too few of them.",
+        description="From this seed on, levels are held out: no smaller seed draws them. null: held out by seed "
+        "alone, for a task with too few levels.",
     ),
 ]
 
@@ -129,7 +133,7 @@ class EnvironmentConfig(Model):
     PATHS: ClassVar[tuple[str, ...]] = ()
     """Settings that say where its data is. A run keeps a digest of the data; then it may be moved."""
 
-    kind: str = Field(description="Name of the environment, or module:Class of its config.")
+    kind: str = Field(description="Name of the environment, or module:Class.")
     held_out_from: HeldOutFrom = None
 
     @classmethod
@@ -236,79 +240,77 @@ def _few_enough(seeds: SeedRange) -> SeedRange:
 
 
 class FamilyConfig(Model):
-    """One task family: its environment, its share of a round, its seeds."""
+    """One task family: its environment, groups and seeds."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,30}$", description="Name of the task family (lower case).")
-    environment: Annotated[EnvironmentConfig, ENVIRONMENTS] = Field(
-        description="The environment its episodes are played in."
-    )
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,30}$", description="Name, in lower case.")
+    environment: Annotated[EnvironmentConfig, ENVIRONMENTS] = Field(description="The environment that it plays.")
     groups: int = Field(4, ge=1, le=4096, description="Groups per round.")
-    train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds training may draw from.")
+    train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds for training.")
     train_tasks: list[Annotated[int, Field(ge=0, le=LAST_SEED)]] | None = Field(
         None,
         min_length=1,
         max_length=100_000,
         exclude_if=unset,
-        description="The train seeds that are drawn; none: all. In a file, the name of one beside it that "
-        "`crl env solvable` wrote.",
+        description="The training seeds to draw from; null: all. In a file: the name of a file by `crl env solvable`.",
     )
     evaluation_seeds: Annotated[SeedRange, AfterValidator(_few_enough)] = Field(
-        SeedRange(start=1_000_000, count=16), description="Held-out seeds, played at every evaluation."
+        SeedRange(start=1_000_000, count=16), description="Held-out seeds; every evaluation plays all of them."
     )
     # Both belong to the method. A step past its limit ends its episode, and how many steps share the processor says how
     # long each takes.
     workers: int = Field(
-        1, ge=1, le=1024, description="Slots of a wave that a slow environment steps side by side, in threads."
+        1, ge=1, le=1024, description="Episodes that a slow environment steps side by side, in threads."
     )
     step_time_limit_seconds: float | None = Field(
         None,
         ge=0.001,
         le=LONGEST_SECONDS,
-        description="An episode whose step takes longer ends with an error; null: steps may take any time.",
+        description="A longer step ends the episode with an error; null: no limit.",
     )
     isolate: bool = Field(
         False,
         exclude_if=off,
-        description="Each slot's environment is in a process of its own: one that dies, or hangs past the time limit "
-        "(of a reset too), costs its own episode.",
+        description="Run each environment in a process of its own: a crash, or a hang past the time limit, costs "
+        "one episode only.",
     )
 
     group_size: int | None = Field(
-        None, ge=2, le=1024, exclude_if=unset, description="K of this family; none: rollout.group_size."
+        None, ge=2, le=1024, exclude_if=unset, description="K of this family; null: rollout.group_size."
     )
     max_turns: int | None = Field(
         None,
         ge=1,
         le=100_000,
         exclude_if=unset,
-        description="Turn limit of an environment that has none of its own; none: it ends when it ends.",
+        description="Turn limit, for environments without one of their own; null: none.",
     )
     sampling: FamilySampling | None = Field(
         None,
         exclude_if=unset,
-        description="What is different of the actor's sampling; none: nothing. An evaluation keeps it but for the "
-        "temperature, which is evaluation.temperature there, and for what evaluation.sampling says.",
+        description="Changes to the actor's sampling; null: none. Evaluation keeps them, except for the "
+        "temperature and what evaluation.sampling sets.",
     )
     prompts: dict[str, PromptConfig] | None = Field(
         None,
         exclude_if=unset,
-        description="Prompts of its own by name, method.prompts for the others; in a file, the name of one under "
-        "conf/prompts/.",
+        description="Prompts that replace those of `method.prompts`, by name; in a file, names under conf/prompts/.",
     )
     reward: FamilyReward | None = Field(
-        None, exclude_if=unset, description="Reward convention; none: the environment's rewards as they are."
+        None, exclude_if=unset, description="Reward convention; null: the environment's rewards."
     )
-    bank: FamilyBank | None = Field(None, exclude_if=unset, description="Its place in the bank; none: as the others.")
+    bank: FamilyBank | None = Field(
+        None, exclude_if=unset, description="Its part of the bank; null: as `recipe.bank` and `recipe.retrieval` say."
+    )
     data_digests: dict[str, str] | None = Field(
         None,
         exclude_if=unset,
-        description="SHA-256 of the data that its environment reads, by setting (`data@3`: from round 3 on): filled in "
-        "when a run is made, which goes on with the same content only, wherever it is.",
+        description="SHA-256 of the environment's data by setting (`data@3`: from round 3 on). crl fills it in; "
+        "a run continues only with the same data.",
     )
     changes: list[FamilyChange] = Field(
         [],
         exclude_if=off,
-        description="Settings of the environment that change from some round on, in order of rounds; none: it stays.",
+        description="Changes to the environment at given rounds, in order.",
     )
 
     @property

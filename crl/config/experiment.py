@@ -37,110 +37,104 @@ class TaskRunnerName(StrEnum):
 
 
 class StopAt(Model):
-    """No further round begins once one of these is reached; a round that has begun is finished."""
+    """No further round starts once one of these is reached; the current round is finished."""
 
     success: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Held-out success of the newest evaluated round (with the bank where there is one).",
+        description="Held-out success in the newest evaluation, with the bank if there is one.",
     )
     tokens: int | None = Field(
-        None, ge=1, le=10**15, description="Tokens that the models wrote in training, in all rounds."
+        None, ge=1, le=10**15, description="Tokens that the models wrote in training, over all rounds."
     )
     hours: float | None = Field(
-        None, gt=0, le=LONGEST_SECONDS / 3600, description="Hours that the stages took, in all rounds and attempts."
+        None, gt=0, le=LONGEST_SECONDS / 3600, description="Hours that stages took, over all rounds and attempts."
     )
 
 
 class Runtime(Model):
-    """What changes no number: paths, shards, limits, retries, retention."""
+    """What changes no number: paths, processes, limits, retries, what is kept."""
 
-    runs: Path | None = Field(None, description="Directory that holds the runs; default $CRL_RUNS or ./runs.")
-    shards: int = Field(
-        1, ge=1, le=256, description="Engines side by side, each with a part of every stage that samples."
-    )
+    runs: Path | None = Field(None, description="Folder of all runs; null: $CRL_RUNS, else ./runs.")
+    shards: int = Field(1, ge=1, le=256, description="Engines side by side that share the sampling of each stage.")
     overlap_engines: int = Field(
         2,
         ge=1,
         le=2,
-        description="With method.overlap: 2 runs the two tracks side by side, each with shards of its own; 1 in turn.",
+        description="With method.overlap: 2 runs both tracks side by side, each with its own shards; 1 runs them "
+        "in turn.",
     )
     task_runner: TaskRunnerName = Field(
         TaskRunnerName.engines,
-        description="What runs the shards: engines on this machine, or dask on several (without Prefect: engines).",
+        description="Where shards run: engines on this machine, or a Dask cluster (with Prefect only).",
     )
     nodes: NodesConfig | None = Field(
-        None, description="Machines for updates with several deepspeed.ranks; none: all ranks on this machine."
+        None, description="Machines for updates with several deepspeed.ranks; null: this one."
     )
     when_busy: WhenBusy = Field(
         WhenBusy.wait,
-        description="While another run works on the experiment: wait for it, or refuse at once, which "
-        "`crl resume` and --no-prefect always do.",
+        description="If another process works on the run: wait for it, or stop with an error. `crl resume` and "
+        "--no-prefect never wait.",
     )
-    wait_seconds: float = Field(
-        6 * 3600, ge=0, le=LONGEST_SECONDS, description="Longest wait for another run before giving up (with Prefect)."
-    )
+    wait_seconds: float = Field(6 * 3600, ge=0, le=LONGEST_SECONDS, description="Longest such wait (with Prefect).")
     approval_wait_seconds: float = Field(
         7 * 86_400,
         ge=0,
         le=LONGEST_SECONDS,
-        description="Longest wait of a flow run for a person; 0 ends it at once, to be resumed.",
+        description="Longest wait for a person's approval; 0: end at once, resume later.",
     )
-    retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
+    retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a passing failure.")
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
     stage_time_limit_seconds: float = Field(
-        3600, ge=1, le=LONGEST_SECONDS, description="A stage past it is ended with its engine."
+        3600, ge=1, le=LONGEST_SECONDS, description="A stage that takes longer is stopped with its engine."
     )
     broken_episodes_limit: float = Field(
         0.9,
         ge=0,
         le=1,
-        description="A stage fails where a larger share of its games, or of one task family's, broke; 1: never.",
+        description="A stage fails if a larger share of its games, or of one family's, broke; 1: never.",
     )
     lease_seconds: float = Field(
-        60, ge=2, le=3600, description="Seconds without a heartbeat after which an owner elsewhere counts as dead."
+        60,
+        ge=2,
+        le=3600,
+        description="A process on another machine counts as dead after this time without a heartbeat.",
     )
     save_total_limit: int = Field(
         2,
         ge=1,
         le=MOST_ROUNDS,
-        description="Newest checkpoints kept per role; older ones are pruned, but those of the best evaluated round.",
+        description="Newest checkpoints to keep per role; the best evaluated round's stay, too.",
     )
-    keep_every: int = Field(
-        0, ge=0, le=MOST_ROUNDS, description="Also keep the checkpoint of every so many rounds; 0: none."
-    )
-    servers: dict[Name, ServerConfig] = Field(
-        {}, description="Servers that sample, by role (the one with the weights): where one is, or how vLLM is started."
-    )
+    keep_every: int = Field(0, ge=0, le=MOST_ROUNDS, description="Also keep every N-th round's checkpoint; 0: none.")
+    servers: dict[Name, ServerConfig] = Field({}, description="Sampling servers by the role whose weights they have.")
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),
-        description="What the metrics of complete rounds are written to: names, or {kind: …, options}.",
+        description="Where metrics are written: names, or {kind: …, options}.",
     )
     expectations: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="Your own Great Expectations suites by row type; default the files of expectations/ beside the "
-        "experiment file, or beside a parent folder.",
+        description="Your own Great Expectations suites by row type; default: the files of expectations/ beside "
+        "the experiment, or in a folder above.",
     )
     """Not part of the frozen method: they can fail a stage and change no number in it."""
     stop_at: StopAt | None = Field(
         None,
-        description="When no further round begins; null: once all asked for are done. A study runs all of its rounds.",
+        description="When to stop early; null: run all rounds. Studies ignore it.",
     )
     validate_every: int = Field(
         1,
         ge=0,
         le=MOST_ROUNDS,
-        description="Great Expectations validates the tables of every so many rounds after they are committed, in a "
-        "process beside the run; 0: never.",
+        description="Great Expectations checks every N-th round's tables in a process of its own; 0: never.",
     )
     min_free_gigabytes: float = Field(
-        1.0, ge=0, le=1_000_000_000, description="Least to be left free after the estimate."
+        1.0, ge=0, le=1_000_000_000, description="Disk space to leave free beside the estimate."
     )
     oversubscribe: bool = Field(
         False,
-        description="Allow more ranks than this machine has cores (without a GPU) or GPUs, and more than four "
-        "threads or shards per core: it runs, and slowly.",
+        description="Allow more ranks than GPUs (or cores), and more than four threads or shards per core. Slow.",
     )
 
     @property
@@ -161,9 +155,9 @@ class Runtime(Model):
 
 
 class Experiment(Model):
-    """One experiment: its name, its frozen method, its free runtime."""
+    """A name, the frozen method, and the runtime."""
 
-    name: str = Field(pattern=NAME_PATTERN, description="Name; the run directory has it too.")
+    name: str = Field(pattern=NAME_PATTERN, description="Name of the experiment and its run directory.")
     method: Method = Field(description="Frozen at the first run.")
     runtime: Runtime = Field(Runtime(), description="Free to change between runs.")
 

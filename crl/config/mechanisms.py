@@ -17,126 +17,126 @@ more than most contexts take, and tokenized in a second."""
 
 
 class SearchAndAskConfig(Model):
-    """Search-and-ask: a guided actor asks, the extractor answers from the top entry for the question."""
+    """A guided actor may ask questions; the extractor answers from the entry that fits best."""
 
-    uses: int = Field(2, ge=1, le=16, description="Most questions per episode; each spends a turn.")
-    max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
+    uses: int = Field(2, ge=1, le=16, description="Most questions per episode; each takes a turn.")
+    max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one gets no answer.")
     train_answers: bool = Field(
-        False, description="Train the extractor on its answers: each earns the outcome of the episode that asked."
+        False, description="Train the extractor on its answers; each earns the outcome of its episode."
     )
 
 
 class DynamicSampling(Model):
-    """Groups that teach nothing are drawn again: DAPO (arXiv 2503.14476)."""
+    """Draw again for groups that teach nothing: DAPO (arXiv 2503.14476)."""
 
-    max_draws: int = Field(
-        3, ge=2, le=16, description="Times that a round draws at most, the first included; so many stages are listed."
-    )
+    max_draws: int = Field(3, ge=2, le=16, description="Most draws per round, counting the first.")
 
 
 class RolloutConfig(Model):
     """How episodes are played."""
 
-    group_size: int = Field(8, ge=2, le=1024, description="K, rollouts of one task.")
-    wave_groups: int = Field(4, ge=1, le=1024, description="Groups of a wave: episodes that are played together.")
+    group_size: int = Field(8, ge=2, le=1024, description="K: rollouts per task.")
+    wave_groups: int = Field(4, ge=1, le=1024, description="Groups played together, as one wave.")
     batch: int | None = Field(
         None,
         ge=1,
         le=65536,
-        description="Most episodes of a wave that are sampled at one time; one that ends makes room for the next. "
-        "None: all. The engines vllm and openai sample all in any case.",
+        description="Most episodes of a wave sampled at once; the next starts when one ends. null: all. vllm and "
+        "openai always sample all.",
         exclude_if=unset,
     )
     environment_lag: int = Field(
         0,
         ge=0,
         le=1024,
-        description="For slow environments: times that turns of other episodes end before one whose environment is "
-        "stepping takes part again. 0: sampling waits for every step. Has no effect behind a server (vllm, openai) in "
-        "a wave whose families all have `workers`, a step limit or `isolate`: a row goes on as soon as its own step is "
-        "there.",
+        description="For slow environments: turns that other episodes may advance while one waits for its "
+        "environment. 0: everyone waits. No effect with vllm or openai if every family has `workers`, a step "
+        "limit or `isolate`.",
         exclude_if=off,
     )
     action_format: Literal["tag", "word"] = Field(
-        "word", description="tag: the last <action>…</action> counts; word: the first legal action named counts."
+        "word", description="tag: the last <action>…</action> counts; word: the first legal action in the text counts."
     )
-    placement: Literal["system", "user"] = Field("user", description="Where the experience is shown, always last.")
+    placement: Literal["system", "user"] = Field(
+        "user",
+        description="user: the experience stands before the first observation; system: at the end of the system text.",
+    )
 
     max_observation_characters: int | None = Field(
         None,
         ge=1000,
         le=10_000_000,
-        description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
-        f"that is shown more ends with an error. null: {LONGEST_OBSERVATION}.",
+        description="Most characters that an environment may show at once; more ends the episode with an error. "
+        "null: 250000.",
         exclude_if=unset,
     )
     dynamic_sampling: DynamicSampling | None = Field(
         None,
         exclude_if=unset,
-        description="Other tasks take the place of groups in none of whose streams some rollouts were won and others "
-        "lost; updates leave these groups out. All that is drawn is recorded and counted. null: each round draws once.",
+        description="Replace groups in which no stream has both wins and losses by other tasks, and leave them "
+        "out of updates; everything drawn is recorded. null: draw once.",
     )
-    mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
-    search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
+    mixed_waves: bool = Field(False, description="A wave may mix task families.")
+    search_and_ask: SearchAndAskConfig | None = Field(None, description="Questions of guided episodes; null: none.")
 
 
 EmbedderName = Annotated[
     str,
     Field(
         min_length=1,
-        description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
-        "directory or a Hugging Face id.",
+        description="Embedder: minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers "
+        "model by directory or Hub id.",
     ),
 ]
 """The field of a config."""
 
 
 class RetrievalConfig(Model):
-    """Eq. 6 and its choices."""
+    """How experiences are found: eq. 6."""
 
     embedder: EmbedderName = "minilm"
     query_instruction: str | None = Field(
         None,
         max_length=4000,
-        description="What precedes queries only; none: the model's own prompt `query`, if its config names one.",
+        description="Text before queries only; null: the embedder's own prompt `query`, if it has one.",
     )
     per: Literal["episode", "group"] = Field("episode", description="One retrieval per guided episode, or per group.")
-    scope: Literal["family", "bank"] = Field("family", description="Search the task family or the whole bank.")
+    scope: Literal["family", "bank"] = Field("family", description="Search the family's entries, or the whole bank.")
     top_k: int = Field(1, ge=1, le=16, description="K of eq. 6: experiences per episode.")
-    candidates: int = Field(16, ge=1, le=4096, description="N of eq. 6: candidates are N times K.")
-    diversify: bool = Field(True, description="Re-rank by eq. 6; off takes the nearest.")
+    candidates: int = Field(16, ge=1, le=4096, description="N of eq. 6: N times K candidates.")
+    diversify: bool = Field(True, description="Rank by eq. 6; false: by similarity alone.")
     count_weight: float = Field(0.4, ge=0, le=1000, description="λ of eq. 6.")
     rank_score: Literal["negative_rank", "fraction"] = Field(
-        "negative_rank", description="s_rank: −rank, or 1 − rank/N."
+        "negative_rank", description="s_rank of eq. 6: −rank, or 1 − rank/N."
     )
     recent_rounds: int = Field(
-        1, ge=0, le=MOST_ROUNDS, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
+        1, ge=0, le=MOST_ROUNDS, description="Rounds that eq. 6 counts as recent, including this one; 0: off."
     )
     ties: Literal["oldest", "newest"] = Field(
         "oldest",
         exclude_if=lambda value: value == "oldest",
-        description="Which of several entries with equal cosines ranks first. Newest where the world may change.",
+        description="Which entry ranks first at equal similarity. Choose newest if the task may change.",
     )
-    threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
+    threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine. If nothing reaches it, the episode is free.")
     diversify_evaluation: bool = Field(
         False,
-        description="Evaluation and answers to questions rank by eq. 6 with training's counters, too; off: they take "
-        "the most relevant entry.",
+        description="Use eq. 6 with training's counts in evaluation and for questions, too; false: take the most "
+        "similar entry.",
     )
     index: Literal["auto", "exact", "approximate"] = Field(
         "auto",
-        description="Exact search, approximate, or by size and hardware: approximate above 30,000 entries on a CPU.",
+        description="auto: approximate search above 30,000 entries on a CPU, otherwise exact.",
     )
 
 
 class ActorCriticConfig(Model):
-    """Actor-critic (eq. 8): the actor accepts, refines or rejects the experience before it plays."""
+    """Eq. 8: the actor accepts, refines or rejects an experience before it plays."""
 
-    max_new_tokens: int = Field(64, ge=1, le=8192, description="New tokens of the verdict.")
+    max_new_tokens: int = Field(64, ge=1, le=8192, description="Most tokens of a verdict.")
 
 
 class SelectShare(Model):
-    """A random share of the episodes of a round."""
+    """A random share of the episodes."""
 
     share: float = Field(gt=0, lt=1, description="Share of the episodes, rounded up.")
 
@@ -148,74 +148,77 @@ class DistillConfig(Model):
     """What the extractor reads and writes."""
 
     episodes: Literal["guided", "all"] = Field(
-        "all", description="Which episodes are distilled; a round in which nothing guided is distilled whole."
+        "all", description="Which episodes the extractor reads; in a round without guided ones, all."
     )
     select: Selection = Field(
         "all",
         exclude_if=lambda value: value == "all",
-        description="Of these: all; contrast: one that was won and one that was lost of each group that has both; "
-        "mixed: all of the groups that have both; or a random {share: x}.",
+        description="Which of these: all; contrast: one won and one lost episode of each group that has both; "
+        "mixed: all episodes of such groups; {share: x}: a random share.",
     )
-    format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
-    max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")
-    max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience text.")
+    format: Literal["json", "lines"] = Field("lines", description="json: as in the paper; lines: for small models.")
+    max_operations: int = Field(3, ge=1, le=16, description="Most operations per output.")
+    max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience.")
     batch: int = Field(16, ge=1, le=4096, description="Prompts sampled side by side.")
 
 
 class MergeConfig(Model):
-    """Periodic sliding merge."""
+    """The extractor tidies the bank, chunk by chunk."""
 
-    every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Merge after this many rounds; 0 never.")
-    chunk: int = Field(5, ge=2, le=64, description="Entries shown at once; with carry: all, new ones.")
-    scope: Literal["family", "bank"] = Field("family", description="Each task family on its own, or the whole bank.")
+    every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Merge every N rounds; 0: never.")
+    chunk: int = Field(5, ge=2, le=64, description="Entries shown at once; with carry: all, new entries.")
+    scope: Literal["family", "bank"] = Field("family", description="Merge within each family, or the whole bank.")
     carry: Literal["half", "all"] = Field(
         "half",
-        description="Into the next chunk: what was newly merged; or, as the paper, all that a change left of a chunk.",
+        description="What the next chunk still shows. half: newly merged entries; all: everything left of the "
+        "chunk, as in the paper.",
     )
     candidates: Literal["all", "near_duplicates"] = Field(
-        "all", description="all as the paper; near_duplicates shows only entries that resemble another of their family."
+        "all",
+        description="all: every entry, as in the paper; near_duplicates: only entries that resemble another of "
+        "their family.",
     )
-    similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
+    similarity: float = Field(0.9, gt=0, le=1, description="Cosine at which entries resemble each other.")
 
 
 class ProvenConfig(Model):
-    """Which text of the bank is proven, and so not replaced by one that nobody has tried."""
+    """When an entry is proven, so that an untested update cannot replace it."""
 
     uses: int = Field(
         4,
         ge=1,
         le=1_000_000,
-        description="Games that a text must have guided; its new version is judged after as many.",
+        description="Games that it must have guided. Its update is judged after as many.",
     )
     outcome: float = Field(
-        0.0, ge=-1, le=1, description="Least mean outcome of them, from -1 (all lost) to 1 (all won)."
+        0.0, ge=-1, le=1, description="Least mean outcome of these games, from -1 (all lost) to 1 (all won)."
     )
 
 
 class BankConfig(Model):
-    """Capacity and eviction, and what a new text may replace."""
+    """Capacity, eviction and duplicates."""
 
-    capacity: int = Field(20_000, ge=1, le=10_000_000, description="Entries per task family.")
+    capacity: int = Field(20_000, ge=1, le=10_000_000, description="Most entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field(
-        "fifo", description="What goes when the family is full: the oldest, or the least useful."
+        "fifo", description="What leaves a full bank: the oldest or the least useful entry."
     )
     duplicates: Literal["reject", "keep", "near"] = Field(
         "reject",
-        description="A new text that the family holds already: refused, or kept as an entry of its own; near also "
-        "refuses one that resembles an entry (appendix C.2).",
+        description="A text that the family already holds. reject: leave it out; keep: add an entry of its own; "
+        "near: also leave out texts that resemble an entry (appendix C.2).",
     )
-    similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
+    similarity: float = Field(0.95, gt=0, le=1, description="Cosine at which a text resembles an entry (near).")
     proven: ProvenConfig | None = Field(
         None,
         exclude_if=unset,
-        description="An update of a proven entry waits beside it, as an entry of its own, and replaces it once it won "
-        "as often; null: updates replace at once.",
+        description="An update of a proven entry is tested beside it, and replaces it once it has won as often; "
+        "null: updates replace at once.",
     )
     merge_contained: bool = Field(
         False,
         exclude_if=off,
-        description="A text that says less than another of its family (each of its sentences begins one of the other) "
-        "is merged into that one.",
+        description="Merge an entry into another of its family that says the same and more (each of its "
+        "sentences begins one of the other's).",
     )
 
     @property
@@ -225,22 +228,22 @@ class BankConfig(Model):
 
 
 class ImportanceSamplingCorrection(Model):
-    """Importance weights for a sampler that differs a little from the trainer: `crl.learn.mismatch`."""
+    """Importance weights for a sampler that differs slightly from the trainer."""
 
     mode: Literal["token_truncate", "token_mask"] = Field(
         "token_truncate",
-        description="Weights outside the bounds become the bound (truncated importance sampling), or 0 (IcePop).",
+        description="A weight outside the bounds becomes the bound (truncated importance sampling), or 0 (IcePop).",
     )
-    clip_min: float | None = Field(None, gt=0, le=1, description="Lower bound of a weight; null: none.")
-    clip_max: float = Field(2.0, ge=1, le=1000, description="Upper bound of a weight.")
+    clip_min: float | None = Field(None, gt=0, le=1, description="Lower bound; null: none.")
+    clip_max: float = Field(2.0, ge=1, le=1000, description="Upper bound.")
 
 
 Correction = Annotated[
     ImportanceSamplingCorrection | None,
     Field(
         exclude_if=unset,
-        description="Correct for the mismatch of sampler and trainer: ratios are then against the trainer's own "
-        "log-probabilities before the first step; null: against the sampler's.",
+        description="Correct for a sampler that differs from the trainer. Ratios are then to the trainer's "
+        "log-probabilities before the first step; null: to the sampler's.",
     ),
 ]
 
@@ -248,8 +251,8 @@ Correction = Annotated[
 ScaleRewards = Annotated[
     Literal["group", "none"],
     Field(
-        description="group: advantages are divided by the standard deviation of their group and stream; none: the mean "
-        "is subtracted, nothing more."
+        description="group: divide advantages by the standard deviation of their group and stream; none: subtract the "
+        "mean only."
     ),
 ]
 
@@ -257,15 +260,14 @@ ScaleRewards = Annotated[
 LossType = Annotated[
     Literal["grpo", "dapo", "dr_grpo", "cispo", "token_sum"],
     Field(
-        description="As in TRL. grpo: the mean over an episode's tokens, then over episodes; dapo: over all tokens of "
-        "a step's episodes; dr_grpo: the sum over an episode's tokens, divided by `max_completion_length`; cispo: as "
-        "dapo, but a bound holds the weight of a token's gradient and stops none; token_sum: the sum over an episode's "
-        "tokens."
+        description="As in TRL. grpo: mean over an episode's tokens, then over episodes; dapo: mean over all tokens of "
+        "a step; dr_grpo: sum over an episode's tokens, divided by `max_completion_length`; cispo: as dapo, but bounds "
+        "each token's weight instead of clipping it; token_sum: sum over an episode's tokens."
     ),
 ]
 
 EpsilonHigh = Annotated[
-    float | None, Field(gt=0, le=1000, description="Upper bound of the ratio: 1 + epsilon_high; null: epsilon.")
+    float | None, Field(gt=0, le=1000, description="The ratio's upper bound is 1 + epsilon_high; null: epsilon.")
 ]
 
 Beta = Annotated[
@@ -273,24 +275,24 @@ Beta = Annotated[
     Field(
         ge=0,
         le=1000,
-        description="Coefficient of the divergence from the base model (low-variance estimator k3); 0: none, and no "
-        "base model is read in updates.",
+        description="Coefficient of the divergence from the base model (estimator k3); 0: none, and updates load no "
+        "base model.",
     ),
 ]
 
 
 class PolicyObjective(Model):
-    """What a policy is trained by: GRPO, and what others have made of it."""
+    """GRPO and its variants."""
 
     loss_type: LossType = "grpo"
     epsilon: float = Field(
-        0.2, gt=0, le=1, description="ε of eq. 5: the lower bound of the ratio is 1 − epsilon. 1: there is none."
+        0.2, gt=0, le=1, description="ε of eq. 5: the ratio's lower bound is 1 − epsilon; 1: no lower bound."
     )
     epsilon_high: EpsilonHigh = Field(None, exclude_if=unset)
     importance_sampling_level: Literal["token", "sequence", "sequence_product"] = Field(
         "token",
-        description="Ratio of each token, or of the whole sequence: the geometric mean of its tokens' ratios (GSPO), "
-        "or their product, as in the paper.",
+        description="Ratio per token, or per sequence: the geometric mean of token ratios (GSPO), or their "
+        "product (sequence_product, the paper's).",
     )
     beta: Beta = Field(0.0, exclude_if=off)
     entropy_coef: float = Field(
@@ -298,7 +300,7 @@ class PolicyObjective(Model):
         ge=0,
         le=1000,
         exclude_if=off,
-        description="Coefficient of the mean entropy of a step's tokens, which is then maximized, too.",
+        description="Coefficient of an entropy bonus.",
     )
     scale_rewards: ScaleRewards = "group"
     max_completion_length: int | None = Field(
@@ -306,16 +308,15 @@ class PolicyObjective(Model):
         ge=1,
         le=100_000_000,
         exclude_if=unset,
-        description="Tokens that the model may write in an episode: what dr_grpo divides by, and where "
-        "`soft_punish_cache` punishes most.",
+        description="Tokens that the model may write per episode, for dr_grpo and `soft_punish_cache`.",
     )
     soft_punish_cache: int | None = Field(
         None,
         ge=1,
         le=100_000_000,
         exclude_if=unset,
-        description="DAPO's soft overlong punishment: over the last so many tokens before `max_completion_length` the "
-        "reward that advantages are made of falls by up to 1. The outcome stays what it is. null: none.",
+        description="DAPO's soft overlong punishment: over this many tokens before `max_completion_length`, the "
+        "training reward falls by up to 1. null: none.",
     )
     importance_sampling_correction: Correction = None
 
@@ -333,22 +334,24 @@ class PolicyObjective(Model):
 
 
 class TurnCredit(Model):
-    """Credit of single turns beside that of the episode: GiGPO (arXiv 2505.10978)."""
+    """Credit for single turns beside the episode's: GiGPO (arXiv 2505.10978)."""
 
-    weight: float = Field(1.0, gt=0, le=1000, description="ω: factor of a turn's own advantage.")
-    gamma: float = Field(0.95, gt=0, le=1, description="γ: discount of a turn's return per turn.")
+    weight: float = Field(1.0, gt=0, le=1000, description="ω: factor of the turn's own advantage.")
+    gamma: float = Field(0.95, gt=0, le=1, description="γ: discount per turn.")
     scale_rewards: ScaleRewards = "group"
 
 
 class ActorObjective(PolicyObjective):
-    """Eq. 4 and 5."""
+    """The actor's objective: eq. 4 and 5."""
 
-    advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
+    advantage: Literal["subgroup", "pooled"] = Field(
+        "subgroup", description="Compare episodes within guided and free, or all of a group together."
+    )
     turn_credit: TurnCredit | None = Field(
         None,
         exclude_if=unset,
-        description="Turns at the same observation are compared with each other, in their group and stream, and each "
-        "has an advantage of its own beside its episode's (GiGPO); null: an episode's turns have one advantage.",
+        description="Also compare turns at the same observation, within group and stream (GiGPO); null: all "
+        "turns of an episode share its advantage.",
     )
 
 
@@ -359,36 +362,37 @@ else:
 
 
 class ExtractorObjective(Model):
-    """Eq. 3 and 7."""
+    """The extractor's objective: eq. 3 and 7."""
 
     epsilon: float = Field(
         0.1,
         gt=0,
         lt=1,
-        description="ε_low of eq. 3: the weight of a token's gradient, its ratio, is at least 1 − epsilon. TRL's CISPO "
-        "has no lower bound.",
+        description="ε_low of eq. 3: a token's weight is at least 1 − epsilon. TRL's CISPO has no lower bound.",
     )
     epsilon_high: float = Field(
         0.1,
         gt=0,
         le=1000,
-        description="ε_high of eq. 3: that weight is at most 1 + epsilon_high. In TRL's CISPO epsilon_high is the "
-        "bound itself.",
+        description="ε_high of eq. 3: a token's weight is at most 1 + epsilon_high. In TRL's CISPO, epsilon_high "
+        "is the bound itself.",
     )
     batch: int = Field(
-        64, ge=2, le=1_000_000, description="|B_φ|: outputs per update; training waits until that many are scored."
+        64, ge=2, le=1_000_000, description="|B_φ|: outputs per update; training waits until this many have scores."
     )
-    max_batches: int = Field(8, ge=1, le=1024, description="Most updates per round; each takes a full batch.")
+    max_batches: int = Field(8, ge=1, le=1024, description="Most updates per round, each on a full batch.")
     alpha: float = Field(0.5, ge=0, le=1000, description="α of eq. 7.")
     delta: int = Field(1, ge=0, le=MOST_ROUNDS, description="δ of eq. 7, in rounds.")
     malformed_reward: Literal["none"] | Annotated[float, Field(ge=-10, le=10)] = Field(
-        -2.0, description="Reward of a malformed output; none: unscored, as in the paper."
+        -2.0, description="Reward of a malformed output; none: no score, as in the paper."
     )
     baseline: Literal["all", "used"] = Field(
-        "used", description="Mean reward of the whole batch, or of its outputs that are not malformed."
+        "used", description="Mean reward of all outputs in the batch, or of well-formed ones."
     )
     return_reward: Literal["none", "free_mean"] | Annotated[float, Field(ge=-1000, le=1000)] = Field(
-        "none", description="Reward of `return`: unscored, the mean of its group's unguided rollouts, or a number."
+        "none",
+        description="Reward of `return`. none: no score; free_mean: the mean of its group's free episodes; or a "
+        "number.",
     )
     credit: CreditRule = Field(
         "outcome",
@@ -405,45 +409,47 @@ Share = Annotated[
     Field(
         gt=0,
         lt=1,
-        description="Its part of the squared gradient of an update, beside the policy objective. It is measured in "
-        "every round, and what the loss is multiplied by changes at most twofold from one to the next.",
+        description="Its share of an update's squared gradient, beside the policy objective. The factor for that is "
+        "measured every round, and changes at most twofold.",
     ),
 ]
 
 
 class ContextDistillationConfig(Model):
-    """On-policy context distillation: what an unguided episode sampled is pulled toward what a teacher, which reads the
-    experience that would have guided it, would have sampled there (reverse KL)."""
+    """On-policy context distillation: reverse KL from free episodes to a teacher that reads the experience they went
+    without."""
 
     share: Share = 0.25
     teacher: str | None = Field(
         None,
         exclude_if=unset,
-        description="The role that teaches: a frozen model with the actor's vocabulary. null: the actor itself, with "
-        "the weights that played the round.",
+        description="Role of the teacher: a frozen model with the actor's vocabulary. null: the actor that "
+        "played the round.",
     )
     top_k: int | None = Field(
         None,
         ge=2,
         le=1024,
         exclude_if=unset,
-        description="At each token the divergence is summed over so many ids, the sampled one and those that the "
-        "teacher finds likeliest, all others counting as one. null: the sampled token stands for the sum.",
+        description="Sum the divergence over this many ids per token: the sampled one, the teacher's likeliest, "
+        "and the rest as one. null: the sampled id alone.",
     )
 
 
 class SelfDistillationConfig(Model):
-    """Episodes trained by next-token loss, with all experience text stripped from their contexts."""
+    """Next-token loss on good episodes, with all experience text removed from their contexts."""
 
     every: int = Field(1, ge=1, le=MOST_ROUNDS, description="Every N rounds.")
-    first_round: int = Field(1, ge=1, le=MOST_ROUNDS, description="First round it may happen in.")
+    first_round: int = Field(1, ge=1, le=MOST_ROUNDS, description="First round.")
     episodes: Literal["beats_free", "wins", "all_wins"] = Field(
         "beats_free",
-        description="Guided episodes above the mean reward of unguided ones, all guided ones that were won, or all "
-        "that were won, guided or not (which a recipe without a bank can do, too).",
+        description="beats_free: guided episodes above the mean reward of their group's free ones; wins: guided "
+        "wins; all_wins: all wins.",
     )
     weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
-    share: Share | None = Field(None, exclude_if=unset)
+    share: Share | None = Field(
+        None, exclude_if=unset, description="In place of weight: share of an update's squared gradient; null: weight."
+    )
 
     @model_validator(mode="after")
     def _weighs_once(self) -> Self:
@@ -464,21 +470,20 @@ class SelfDistillationConfig(Model):
 class EvaluationConfig(Model):
     """Held-out evaluation."""
 
-    every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0 never.")
+    every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0: never.")
     temperature: float = Field(1.0, ge=COLDEST, le=5, description="Sampling temperature in evaluation.")
     samples: int = Field(
         1,
         ge=1,
         le=1024,
         exclude_if=lambda value: value == 1,
-        description="Plays of each held-out task in each condition; above 1 the results have pass@k. The first play is "
-        "the same however many follow.",
+        description="Plays per held-out task and condition; above 1, results have pass@k. The first play is "
+        "always the same.",
     )
     sampling: SamplingChange | None = Field(
         None,
         exclude_if=unset,
-        description="What else is different of the actor's sampling in evaluation, in every task family; null: nothing "
-        "but the temperature.",
+        description="Further changes to the actor's sampling in evaluation; null: none.",
     )
 
     @model_validator(mode="after")
@@ -489,26 +494,27 @@ class EvaluationConfig(Model):
 
 
 class WarmStartConfig(Model):
-    """Supervised start before round 1: form, not the answer."""
+    """Supervised start before round 1: teaches the output format, not the solutions."""
 
     actor_episodes: int = Field(48, ge=0, le=100_000, description="Demonstrations for the actor; 0: none.")
-    extractor_episodes: int = Field(48, ge=0, le=100_000, description="Templates over real episodes; 0: none.")
+    extractor_episodes: int = Field(
+        48, ge=0, le=100_000, description="Demonstrations for the extractor: templates over real episodes; 0: none."
+    )
     demonstrations: Literal["oracle", "random", "practice", "recorded"] = Field(
         "oracle",
-        description="What the actor imitates: oracle; random legal actions (form and nothing else); practice games "
-        "under rules that no task has (both roles; environments that teach); or recorded games.",
+        description="What the actor imitates. oracle: solutions; random: legal actions (format only); practice: "
+        "games under rules that no task has (environments that teach; both roles); recorded: people's games.",
     )
     recorded: list[RecordedConfig] | None = Field(
         None,
         exclude_if=unset,
-        description="Games that people recorded (demonstrations: recorded). In a file: the name of one that `crl env "
-        "play` kept, or a list of them, beside the experiment file; their content becomes a part of the "
-        "method.",
+        description="With demonstrations: recorded, the games. In a file: the names of files by `crl env play` "
+        "beside it; their content becomes part of the method.",
     )
     num_train_epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
     lr_scheduler_type: LearningRateSchedule = "constant"
-    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps in which the learning rate rises from 0.")
+    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps over which the learning rate rises from 0.")
 
     @model_validator(mode="after")
     def _warms_up(self) -> WarmStartConfig:
@@ -517,88 +523,87 @@ class WarmStartConfig(Model):
 
 
 class StreamObjective(PolicyObjective):
-    """The objective of recipes whose streams of episodes each have a baseline: ERL's settings."""
+    """The objective of recipes with several streams of episodes."""
 
     loss_type: LossType = "token_sum"
     epsilon_high: EpsilonHigh = 0.28
     beta: Beta = 0.001
     singleton: Literal["reward", "zero"] = Field(
-        "reward", description="Advantage of the only member of a group: its reward (mean 0, deviation 1), or 0."
+        "reward", description="Advantage of a group's only member: its reward, or 0."
     )
 
 
 class TrialConfig(Model):
-    """Admission by trial: a new experience enters the bank if the actor plays better with it than without it."""
+    """A new experience enters the bank if the actor plays better with it than without it."""
 
     layouts: int = Field(
         4,
         ge=1,
         le=1024,
-        description="m: training layouts that a new experience is played on, each with and without it.",
+        description="m: training layouts on which it is played, each with it and without it.",
     )
     threshold: float = Field(
         0.25,
         ge=-1,
         le=1,
-        description="Least share of these episodes won with the experience, less the share won without it, "
-        "that admits it.",
+        description="Least share of wins with it minus share of wins without it.",
     )
     screen: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Layouts after which an experience that is not ahead is given up; none: all are played.",
+        description="Give up an experience that is not ahead after this many layouts; null: play all.",
     )
     max_experiences: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="Most experiences tried per family and round, those of won episodes first; the others stay out. "
-        "None: all.",
+        description="Most experiences tried per family and round, from won episodes first; the rest stay out. "
+        "null: all.",
     )
     reuse_rounds: int = Field(
         10,
         ge=0,
         le=MOST_ROUNDS,
-        description="Later rounds that reuse a result where the same text is written again; 0: none.",
+        description="Rounds for which the result of the same text is reused; 0: none.",
     )
     reward: Literal["trial", "both", "uses"] = Field(
         "trial",
-        description="What the writer of a tried experience earns: 2 × the difference instead of what uses earn; that "
-        "as one more use; or what uses earn alone (an experience that stays out then earns nothing).",
+        description="What its writer earns. trial: 2 × the difference, in place of what uses earn; both: the "
+        "difference and uses; uses: uses alone, so nothing if it stays out.",
     )
 
 
 class SuppressConfig(Model):
-    """Suppression: a text that does harm in a task family is not retrieved for it, and stays in the bank."""
+    """Retrieval skips texts that did harm in a family; they stay in the bank."""
 
     min_uses: int = Field(
-        8, ge=2, le=1_000_000, description="Fewest uses of a text in a family, beside unguided rollouts, that count."
+        8,
+        ge=2,
+        le=1_000_000,
+        description="Fewest uses in the family, in groups with free episodes, before an effect counts.",
     )
     max_effect: float = Field(
         0.0,
         ge=-2,
         le=2,
-        description="A text is suppressed whose effect (outcome, ±1, less the mean of unguided rollouts of the same "
-        "group) is surely below this.",
+        description="Skip texts whose effect (outcome, ±1, minus the mean of the group's free episodes) is below "
+        "this by `standard_errors`.",
     )
-    standard_errors: float = Field(
-        1.64, ge=0, le=10, description="Standard errors by which the effect is below `max_effect`, at least."
-    )
+    standard_errors: float = Field(1.64, ge=0, le=10, description="How many standard errors below.")
     decay: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="What a round leaves of the weight of earlier uses; below 1 a suppressed text comes back in time.",
+        description="What each round leaves of the weight of earlier uses; below 1, suppressed texts return in time.",
     )
     withdraw: float | None = Field(
         None,
         ge=-2,
         le=2,
         exclude_if=unset,
-        description="A text with `min_uses` whose effect is at most this guides no more episodes of training in the "
-        "family, until `decay` has left less than `min_uses`; evaluation still finds it. 0: the present actor gains "
-        "nothing from it. null: none is withdrawn.",
+        description="After `min_uses`, stop training with texts whose effect is at most this, until `decay` "
+        "leaves fewer than `min_uses`; evaluation still uses them. 0: those that no longer help. null: none.",
     )
 
     @model_validator(mode="after")

@@ -67,7 +67,7 @@ class BankUse:
 class RecipeConfig(Model):
     """Base class of every recipe's config. Derived classes carry the mechanisms as fields."""
 
-    kind: str = Field(description="Which recipe: what a round is made of.")
+    kind: str = Field(description="Which recipe: what a round consists of.")
 
     BUILDER: ClassVar[str]
     """`module:function` that builds the recipe (`crl.rounds.stage.Recipe`) of a `Method`: stages stay unloaded until
@@ -161,36 +161,34 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 
 
 class Method(Model):
-    """Everything that can change a number. Frozen at the first run and digested."""
+    """What affects results. Frozen at the first run."""
 
-    seed: int = Field(0, ge=0, lt=2**32, description="Experiment seed.")
-    families: list[FamilyConfig] = Field(min_length=1, description="The mixture of task families.")
-    roles: dict[Name, RoleConfig] = Field(
-        min_length=1, description="Models by role (actor, extractor, …): weights of their own, or another role's."
-    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the experiment.")
+    families: list[FamilyConfig] = Field(min_length=1, description="The task families that a run trains on.")
+    roles: dict[Name, RoleConfig] = Field(min_length=1, description="Models by role (actor, extractor, …).")
     rollout: RolloutConfig = Field(RolloutConfig(), description="How episodes are played.")
     recipe: Annotated[RecipeConfig, RECIPES] = Field(
         {"kind": "complementary"},
         validate_default=True,
-        description="What a round is made of, by its kind, with the mechanisms of that recipe.",
+        description="What a round consists of.",
     )
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Held-out evaluation.")
     prompts: dict[Name, PromptConfig] = Field(
-        min_length=1, description="Prompts by name; in a file, the name of one under conf/prompts/."
+        min_length=1, description="Prompts by name; in a file, names under conf/prompts/."
     )
     overlap: bool = Field(
         False,
         exclude_if=off,
-        description="Rounds overlap: everything after collecting, except the actor's update, runs beside the next "
-        "round, which therefore reads the bank and extractor of two rounds before.",
+        description="Distill, credit and update the extractor while the next round plays, which then reads the "
+        "bank and extractor of two rounds before.",
     )
     on_collapse: Literal["go_on", "stop", "fall_back"] = Field(
         "go_on",
         exclude_if=goes_on,
-        description="Once a run has collapsed: go on, stop, or go on with the weights of the round that did best on "
-        "held-out seeds. The latter two also warn before, and take falling success for a collapse.",
+        description="After a collapse: go on, stop, or fall back to the best evaluated round's weights. stop and "
+        "fall_back also warn early, and count falling success as a collapse.",
     )
-    threads: int = Field(2, ge=1, le=1024, description="CPU threads of a process: they can change the last digit.")
+    threads: int = Field(2, ge=1, le=1024, description="CPU threads per process; they can change the last digit.")
 
     @field_validator("roles")
     @classmethod

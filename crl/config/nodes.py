@@ -27,19 +27,19 @@ class Host:
 
 
 class NodesConfig(Model):
-    """Machines that see the same files at the same paths, this environment among them."""
+    """Machines that see the same files, this environment included, at the same paths."""
 
-    hostfile: Path = Field(description="DeepSpeed's hostfile: a line `name slots=4` per machine, filled in its order.")
+    hostfile: Path = Field(description="DeepSpeed's hostfile: one line `name slots=4` per machine.")
     endpoint: str = Field(
-        pattern=r"^[\w.-]+:[0-9]{1,5}$", description="address:port on the first machine, where the ranks meet."
+        pattern=r"^[\w.-]+:[0-9]{1,5}$", description="address:port on the first machine where ranks meet."
     )
     shell: str = Field(
         "ssh -o BatchMode=yes -o ServerAliveInterval=10 {host}",
         pattern=r"\{host\}",
-        description="What starts a command on a machine; {host} is its name in the hostfile.",
+        description="How to run a command on a machine; {host} is its name in the hostfile.",
     )
     interface: str | None = Field(
-        None, max_length=15, description="Network interface of the ranks (gloo, NCCL); none: they choose."
+        None, max_length=15, description="Network interface of the ranks (gloo, NCCL); null: they choose."
     )
 
     def hosts(self) -> list[Host]:

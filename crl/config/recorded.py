@@ -28,26 +28,26 @@ _MOST_BYTES = 16 * 2**20
 
 
 class RecordedTurn(Model):
-    """One answer of a player."""
+    """One turn."""
 
-    text: str = Field(description="What was typed.")
-    action: str | None = Field(None, description="What the environment was given; null: it named nothing.")
+    text: str = Field(description="What the player typed.")
+    action: str | None = Field(None, description="What the environment got; null: the text named no action.")
 
 
 class RecordedGame(Model):
-    """One game that was played to its end."""
+    """One complete game."""
 
     seed: int = Field(ge=0, le=LAST_SEED, description="Environment seed.")
     start: str = Field(pattern="^[0-9a-f]{16}$", description="Digest of goal and first observation.")
     success: bool = Field(description="Whether it was won.")
-    turns: list[RecordedTurn] = Field(min_length=1, max_length=10_000, description="What was said, turn by turn.")
+    turns: list[RecordedTurn] = Field(min_length=1, max_length=10_000, description="Its turns.")
 
 
 class RecordedConfig(Model):
     """The games of one file."""
 
-    environment: Annotated[EnvironmentConfig, ENVIRONMENTS] = Field(description="The environment they were played in.")
-    games: list[RecordedGame] = Field(min_length=1, max_length=100_000, description="Games, in the order played.")
+    environment: Annotated[EnvironmentConfig, ENVIRONMENTS] = Field(description="The environment, with its settings.")
+    games: list[RecordedGame] = Field(min_length=1, max_length=100_000, description="Games in order.")
 
 
 def start_digest(goal: str, observation: str) -> str:

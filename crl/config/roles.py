@@ -37,21 +37,18 @@ TemplateArgument = Annotated[
 class SamplingConfig(Model):
     """How a role samples."""
 
-    temperature: float = Field(
-        1.0, ge=COLDEST, le=5, description="Divides the logits, when sampling and when training."
-    )
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
-    top_k: int = Field(0, ge=0, le=1_048_576, description="Largest k; 0 keeps all.")
-    max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens per turn (actor) or output (extractor).")
+    temperature: float = Field(1.0, ge=COLDEST, le=5, description="Divides the logits, in sampling and training.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
+    top_k: int = Field(0, ge=0, le=1_048_576, description="Top-k sampling; 0: off.")
+    max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens per turn or output.")
     constrain: Literal["none", "actions"] = Field(
-        "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
+        "none", description="actions: the actor can only write legal actions; none: any text."
     )
     stop_strings: list[StopString] = Field(
         [],
         max_length=8,
         exclude_if=off,
-        description="Texts that end a turn once it contains one, such as </action>; the token that completes it is the "
-        "turn's last. They count inside a thought, too.",
+        description="A turn ends with the token that completes one of these, such as </action>, inside a thought too.",
     )
 
     @model_validator(mode="after")
@@ -67,16 +64,16 @@ def refuse_stops(stop_strings: Sequence[str] | None, constrain: str | None) -> N
 
 
 class SamplingChange(Model):
-    """What is different of the actor's sampling."""
+    """Changes to the actor's sampling."""
 
-    top_p: float | None = Field(None, gt=0, le=1, exclude_if=unset, description="Nucleus mass; 1 keeps all.")
-    top_k: int | None = Field(None, ge=0, le=1_048_576, exclude_if=unset, description="Largest k; 0 keeps all.")
+    top_p: float | None = Field(None, gt=0, le=1, exclude_if=unset, description="Nucleus sampling; 1: off.")
+    top_k: int | None = Field(None, ge=0, le=1_048_576, exclude_if=unset, description="Top-k sampling; 0: off.")
     max_new_tokens: int | None = Field(None, ge=1, le=32_768, exclude_if=unset, description="New tokens per turn.")
     constrain: Literal["none", "actions"] | None = Field(
-        None, exclude_if=unset, description="actions: it answers with a legal action and nothing else; none: any text."
+        None, exclude_if=unset, description="actions: the actor can only write legal actions; none: any text."
     )
     stop_strings: list[StopString] | None = Field(
-        None, max_length=8, exclude_if=unset, description="Texts that end a turn once it contains one; []: none."
+        None, max_length=8, exclude_if=unset, description="Texts that end a turn; []: none."
     )
 
     def over(self, sampling: SamplingConfig) -> SamplingConfig:
@@ -90,33 +87,31 @@ class SamplingChange(Model):
 
 
 class LoraConfig(Model):
-    """Low-rank adapters (peft) instead of full weights."""
+    """LoRA adapters (peft) in place of full weights."""
 
-    r: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
-    lora_alpha: float = Field(
-        32, gt=0, le=1_000_000, description="Scale numerator: the update is multiplied by lora_alpha / r."
-    )
+    r: int = Field(16, ge=1, le=1024, description="Rank.")
+    lora_alpha: float = Field(32, gt=0, le=1_000_000, description="The update is multiplied by lora_alpha / r.")
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear", description="Modules that get an adapter; all-linear: every linear layer and expert."
     )
 
 
 class WindowHistory(Model):
-    """Once the next turn does not fit into the context, the opening and the last turns are kept."""
+    """Once the next turn does not fit, keep the opening and the last turns."""
 
-    window: int = Field(ge=1, le=1_000_000, description="Turns that are kept at most, beside the opening.")
+    window: int = Field(ge=1, le=1_000_000, description="Most turns to keep beside the opening.")
 
 
 class SummaryAt(Model):
-    """When a history is summarized."""
+    """When to summarize."""
 
-    at: int = Field(ge=32, le=1_048_576, description="Tokens that a sequence may have with its next turn.")
+    at: int = Field(ge=32, le=1_048_576, description="Most tokens of a sequence, its next turn included.")
 
 
 class SummaryHistory(Model):
-    """Once the next turn takes a sequence past a size, the actor writes a summary, which stands for what it knows."""
+    """Once a sequence grows too long, the actor writes a summary that replaces it."""
 
-    summarize: SummaryAt = Field(description="When; what it is asked is `prompts.actor.summarize`.")
+    summarize: SummaryAt = Field(description="When. The prompt is `prompts.actor.summarize`.")
 
 
 def _form_of(history: object) -> str:
@@ -139,33 +134,29 @@ DecayRate = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Model):
     """Optimizer of a role."""
 
-    kind: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or plain SGD (for comparing gradients).")
-    learning_rate: float = Field(1e-6, gt=0, le=10, description="Learning rate, the largest of the schedule.")
+    kind: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or plain SGD.")
+    learning_rate: float = Field(1e-6, gt=0, le=10, description="Learning rate, at its peak.")
     lr_scheduler_type: LearningRateSchedule = "constant"
-    warmup_steps: int = Field(
-        0, ge=0, le=1_000_000, description="Updates over which it rises from 0: the n-th has n / warmup_steps of it."
-    )
+    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps over which the rate rises from 0.")
     lr_scheduler_steps: int | None = Field(
         None,
         ge=1,
         le=1_000_000_000,
         exclude_if=unset,
-        description="Optimizer steps, the warm-up included, after which `linear` or `cosine` has fallen to 0: later "
-        "steps change nothing. The column `updates` of the view `weights` counts a role's steps.",
+        description="Steps, warm-up included, until `linear` or `cosine` reaches 0; later steps change nothing. "
+        "The view `weights` counts a role's steps (`updates`).",
     )
     num_iterations: int = Field(
         1,
         ge=1,
         le=100,
         exclude_if=lambda value: value == 1,
-        description="Times that a round's samples are trained on, one optimizer step per batch and pass; from the "
-        "second step on GRPO's clip stops a token that has moved past it from where it was sampled, CISPO's bounds the "
-        "weight of its gradient, and next-token losses have none (with an `importance_sampling_correction`: from where "
-        "it was before the first step).",
+        description="Epochs per round, one step per batch. Only more than 1 activates GRPO's clip; CISPO bounds "
+        "weights instead, and next-token losses have no clip.",
     )
-    betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
+    betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's decay rates.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(1.0, ge=0, le=1_000_000, description="Largest gradient norm; 0 does not clip.")
+    max_grad_norm: float = Field(1.0, ge=0, le=1_000_000, description="Largest gradient norm; 0: no clipping.")
 
     @model_validator(mode="after")
     def _scheduled(self) -> OptimizerConfig:
@@ -182,19 +173,19 @@ class OptimizerConfig(Model):
 
 
 class DeepSpeedConfig(Model):
-    """The update engine."""
+    """How updates are computed."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="ZeRO stage.")
-    ranks: int = Field(1, ge=1, le=1024, description="Processes of the engine.")
+    ranks: int = Field(1, ge=1, le=1024, description="Processes (GPUs) of an update.")
     micro_batch: int = Field(
         4,
         ge=1,
         le=1024,
-        description="A forward pass computes at most the positions of so many of the longest samples; more accumulate.",
+        description="Size of a micro-batch, in samples of the longest length; the rest is accumulated.",
     )
     autocast: Literal["none", "bfloat16"] = Field(
         "none",
-        description="Compute precision; weights stay float32. A CPU without bfloat16 kernels computes in float32.",
+        description="Precision of computation; weights stay float32. A CPU without bfloat16 kernels uses float32.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
@@ -205,7 +196,7 @@ class EngineConfig(Model):
     An engine is found by its `kind`: the built-in one, the entry points of the group `crl.engines`, or `module:Class`.
     """
 
-    kind: str = Field(description="Name of the engine, or module:Class of its config.")
+    kind: str = Field(description="Name of the engine, or module:Class.")
 
     SERVED: ClassVar[bool] = False
     """Whether it samples by a server: a :class:`crl.config.engines.ServedEngine`."""
@@ -238,7 +229,7 @@ class EngineConfig(Model):
 
 
 class TransformersEngine(EngineConfig):
-    """Sampling inside the engine process: every token is read once, the key-value cache is kept between turns."""
+    """Samples in this process; keeps the key-value cache between turns."""
 
     kind: Literal["transformers"] = "transformers"
     STOPS_AT_TEXT: ClassVar[bool] = True
@@ -277,53 +268,54 @@ OF_RUN = re.compile(r"run:[^/@]+@\d+")
 
 
 class RoleConfig(Model):
-    """A model with its sampling and training."""
+    """A model, its sampling and its training."""
 
     OF_WEIGHTS: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine", "lora", "optimizer", "deepspeed")
     """Fields that belong to a set of weights: a role that shares another's has none of its own."""
     OF_BASE: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine")
     """Those of them that belong to a frozen base: a role that stands on another's has none of its own."""
 
-    weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
+    weights: str | None = Field(None, description="Role whose weights it shares; null: its own.")
     base: str | None = Field(
         None,
         exclude_if=unset,
-        description="Role on whose frozen base this one stands: one model in memory, and an adapter of each. Both have "
-        "`lora`; model, dtype and engine are the other's. None: a model of its own.",
+        description="Role whose frozen base it shares: one model in memory, an adapter (`lora`) for each; model, "
+        "dtype and engine are the other role's. null: its own.",
     )
     model: str = Field(
         "smollm2-135m-instruct",
-        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, run:<name>@<round> (weights of the role of that "
-        "name; run:<name>@<round>/<role> of another), a directory of a checkpoint or a peft adapter, a Hugging Face id "
-        "(organization/model, perhaps with @revision), or endpoint:<name> (engine openai).",
+        description="The model to start from: tiny or smollm2-135m-instruct (shipped), a Hugging Face id "
+        "(organization/model@revision), the directory of a checkpoint or peft adapter, warm:<name>/<role>, "
+        "run:<name>@<round> (a run's weights of the same role; run:<name>@<round>/<role> for another), or "
+        "endpoint:<name> (engine openai).",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Precision of the sampling model; float32 on a CPU without bfloat16 kernels."
+        "float32", description="Precision of sampling; float32 on a CPU without bfloat16 kernels."
     )
     chat_template: str | None = Field(
         None,
         max_length=200_000,
         exclude_if=unset,
-        description="A chat template in place of the model's own: the name of a file (jinja), found from the folder of "
-        "the experiment. Its text becomes part of the method.",
+        description="Replaces the model's chat template: the name of a jinja file beside the experiment. Its "
+        "text becomes part of the method. null: the model's own.",
     )
     chat_template_kwargs: dict[str, TemplateArgument] = Field(
         {},
         exclude_if=off,
-        description="What the chat template is given beside the messages, such as enable_thinking: false or "
-        "reasoning_effort: low. A name that the template does not read is an error.",
+        description="Arguments of the chat template, such as enable_thinking: false or reasoning_effort: low. "
+        "One that the template does not read is an error.",
     )
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
     history: HistoryConfig = Field(
         "append",
         exclude_if=lambda value: value == "append",
-        description="What a turn reads of the earlier ones (a role that plays). append: all, as it was sampled; "
-        "strip_thoughts: all but their thoughts; {window: N}: once the next turn does not fit, the opening and the "
-        "last N turns; {summarize: {at: TOKENS}}: once a sequence would be longer, the opening and a summary.",
+        description="What the actor sees of earlier turns. append: everything, as sampled; strip_thoughts: all "
+        "but thoughts; {window: N}: when full, the opening and the last N turns; {summarize: {at: TOKENS}}: "
+        "beyond this length, the opening and a summary.",
     )
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
-    engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples for it.")
-    lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")
+    engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples.")
+    lora: LoraConfig | None = Field(None, description="LoRA; null: train full weights.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimizer.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="Update engine.")
 

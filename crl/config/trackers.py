@@ -26,14 +26,14 @@ _USER_INFORMATION = re.compile(r"://[^/?#\s]*@")
 
 
 class TrackerChoice(BaseModel):
-    """One tracker and its options; `mlflow` alone means `{kind: mlflow}`."""
+    """One tracker. `mlflow` alone means `{kind: mlflow}`."""
 
     # Which options there are is known to the tracker's class: `check` holds them against it.
     model_config = ConfigDict(frozen=True, extra="allow", field_title_generator=lambda name, _: name)
 
     kind: str = Field(
         description="tensorboard, mlflow, wandb, trackio, a name from the entry point group `crl.trackers`, or "
-        "module:Class; further keys are its options."
+        "module:Class. Other keys are its options."
     )
 
     @model_validator(mode="before")

@@ -45,23 +45,23 @@ Cell = tuple[int, int]
 
 
 class FrozenLakeConfig(EnvironmentConfig):
-    """FrozenLake, deterministic, a solvable map for each seed; `masked` replaces symbols and gives no rules."""
+    """FrozenLake without slipping; every map can be solved. `masked` hides symbols and rules."""
 
     model_config = ConfigDict(title="FrozenLake")
 
     kind: Literal["frozenlake"] = "frozenlake"
-    size_min: int = Field(4, ge=2, le=16, description="Smallest side of the map.")
-    size_max: int = Field(4, ge=2, le=16, description="Largest side of the map.")
+    size_min: int = Field(4, ge=2, le=16, description="Smallest side.")
+    size_max: int = Field(4, ge=2, le=16, description="Largest side.")
     frozen_probability: float = Field(0.8, ge=0.05, le=1.0, description="Probability that a cell is safe.")
     frozen_probability_max: float | None = Field(
         None,
         ge=0.05,
         le=1.0,
         exclude_if=unset,
-        description="If set, each map draws its own, up to this.",
+        description="Each map draws its own probability up to this; null: the same for all.",
     )
-    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are given.")
-    max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    masked: bool = Field(False, description="Abstract symbols, no rules: only action names are given.")
+    max_turns: int = Field(8, ge=1, le=1000, description="Turns after which an episode is lost.")
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3
 

@@ -30,9 +30,7 @@ REPEATS = 40
 seem to be no others."""
 _CACHED = 4096
 
-FewestMoves = Annotated[
-    int, Field(ge=1, le=64, description="Fewest moves that the shortest way of a held-out level takes.")
-]
+FewestMoves = Annotated[int, Field(ge=1, le=64, description="Fewest moves that a held-out level needs.")]
 """The field of a config."""
 
 

@@ -25,17 +25,17 @@ from crl.protocols import Start, Step
 
 
 class MaskedLakeConfig(EnvironmentConfig):
-    """Masked FrozenLake in the words of realms: each lake hides which symbol is the goal and which one a hole."""
+    """FrozenLake in the style of realms: each lake hides which symbol is the goal and which one a hole."""
 
     model_config = ConfigDict(title="Masked lake")
 
     kind: Literal["masked_lake"] = "masked_lake"
-    lake: int = Field(0, ge=0, le=63, description="Number of the lake; its name r<number> appears in the goal.")
-    world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules: what the symbols of each lake mean.")
+    lake: int = Field(0, ge=0, le=63, description="Which lake; its name r<number> appears in the goal.")
+    world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
     side: int = Field(4, ge=3, le=8, description="Side of the map.")
-    symbols: int = Field(8, ge=2, le=26, description="Symbols there are: A, B, C, …; a lake has two of them.")
+    symbols: int = Field(8, ge=2, le=26, description="Symbols in all: A, B, C, …; a lake has two of them.")
     frozen_probability: float = Field(0.7, ge=0.05, le=1.0, description="Probability that a cell is safe.")
-    max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(8, ge=1, le=1000, description="Turns after which an episode is lost.")
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3
 

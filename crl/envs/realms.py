@@ -50,41 +50,40 @@ _CLAIM = re.compile(r"\btake ([A-Z])(?: then ([A-Z]))?\b")
 
 
 class RealmsConfig(EnvironmentConfig):
-    """Key then goal: a grid with abstract symbols; each realm hides which one is the key and which the goal."""
+    """Fetch the key, then reach the goal, on a grid of abstract symbols. Each realm hides which symbols these are."""
 
     model_config = ConfigDict(title="Realms")
 
     kind: Literal["realms"] = "realms"
-    realm: int = Field(0, ge=0, le=63, description="Number of the realm; its name r<number> appears in the goal.")
+    realm: int = Field(0, ge=0, le=63, description="Which realm; its name r<number> appears in the goal.")
     # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     realms: int = Field(
         PRACTICE_REALMS,
         ge=1,
         le=64,
         exclude_if=lambda value: value == PRACTICE_REALMS,
-        description="Realms there are: practice draws its names from them.",
+        description="Number of realms, for the names in practice games.",
     )
-    world: int = Field(
-        0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
-    )
+    world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
     # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     version: int = Field(
         0,
         ge=0,
         le=1000,
         exclude_if=lambda value: not value,
-        description="Above 0: another rule of the same realm in the same world, as after a change of its ways.",
+        description="Above 0: another rule for the same realm, for tasks that change.",
     )
     side: int = Field(4, ge=3, le=8, description="Side of the grid.")
-    symbols: int = Field(8, ge=4, le=26, description="Symbols there are: A, B, C, …")
-    objects: int = Field(4, ge=2, le=12, description="Symbols on a grid: key, goal, and deadly decoys.")
-    longest_path: int = Field(6, ge=2, le=64, description="Most moves that the shortest way takes.")
-    max_turns: int = Field(10, ge=2, le=1000, description="Turns before an episode counts as failed.")
-    practice: bool = Field(
-        False, description="Every seed draws a realm and a rule of its own, one that no world has: for a warm start."
-    )
+    symbols: int = Field(8, ge=4, le=26, description="Symbols in all: A, B, C, …")
+    objects: int = Field(4, ge=2, le=12, description="Symbols on a grid: key, goal and deadly decoys.")
+    longest_path: int = Field(6, ge=2, le=64, description="Most moves of a shortest solution.")
+    max_turns: int = Field(10, ge=2, le=1000, description="Turns after which an episode is lost.")
+    practice: bool = Field(False, description="For warm starts: every seed draws a realm and rule that no world has.")
     held_out_from: int = Field(
-        1_000_000, ge=1, le=LAST_SEED, description="Seeds from here on draw layouts that no smaller seed ever draws."
+        1_000_000,
+        ge=1,
+        le=LAST_SEED,
+        description="From this seed on, layouts are held out: no smaller seed draws them.",
     )
     held_out_moves: FewestMoves = 3
 

@@ -68,25 +68,23 @@ _NOTE = re.compile(
 
 
 class ShrinesConfig(EnvironmentConfig):
-    """Offer the right things in the right order; each shrine hides its rule. In plain words, for a language model."""
+    """Offer the right things in the right order. Each shrine hides its rule. In plain words, for language models."""
 
     model_config = ConfigDict(title="Shrines")
 
     kind: Literal["shrines"] = "shrines"
-    shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, appears in the goal.")
+    shrine: int = Field(0, ge=0, le=15, description="Which shrine; its name, a color, appears in the goal.")
     world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
-    steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
-    choices: int = Field(4, ge=2, le=12, description="Things to choose from: those of the rule, and others.")
-    things: int = Field(16, ge=4, le=24, description="Things there are in all.")
-    max_turns: int = Field(6, ge=1, le=1000, description="Turns before an episode counts as failed.")
-    practice: bool = Field(
-        False, description="Every seed draws a shrine and a rule of its own, which no world has: for a warm start."
-    )
+    steps: int = Field(3, ge=1, le=5, description="Things to offer.")
+    choices: int = Field(4, ge=2, le=12, description="Things to choose from.")
+    things: int = Field(16, ge=4, le=24, description="Things in all.")
+    max_turns: int = Field(6, ge=1, le=1000, description="Turns after which an episode is lost.")
+    practice: bool = Field(False, description="For warm starts: every seed draws a shrine and rule that no world has.")
     held_out_from: int = Field(
         1_000_000,
         ge=1,
         le=LAST_SEED,
-        description="Seeds from here on draw sets of things that no smaller seed ever draws.",
+        description="From this seed on, sets of things are held out: no smaller seed draws them.",
     )
 
     @model_validator(mode="after")

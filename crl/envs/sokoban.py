@@ -262,23 +262,21 @@ def _start(generator: np.random.Generator, room: Room, fewest: int, most: int) -
 
 
 class SokobanConfig(EnvironmentConfig):
-    """Sokoban, a solvable level for each seed; `masked` replaces symbols and gives no rules."""
+    """Sokoban; every level can be solved. `masked` hides symbols and rules."""
 
     model_config = ConfigDict(title="Sokoban")
 
     kind: Literal["sokoban"] = "sokoban"
-    size_min: int = Field(6, ge=5, le=12, description="Smallest side of the room, its border included.")
-    size_max: int = Field(6, ge=5, le=12, description="Largest side of the room, its border included.")
-    boxes: int = Field(2, ge=1, le=4, description="Boxes, and targets for them.")
-    solution_min: int = Field(1, ge=1, le=200, description="Fewest moves of a level's shortest solution.")
+    size_min: int = Field(6, ge=5, le=12, description="Smallest side, border included.")
+    size_max: int = Field(6, ge=5, le=12, description="Largest side, border included.")
+    boxes: int = Field(2, ge=1, le=4, description="Boxes, and targets.")
+    solution_min: int = Field(1, ge=1, le=200, description="Fewest moves of a shortest solution.")
     solution_max: int | None = Field(
-        None, ge=1, le=200, description="Most moves of a level's shortest solution; null: as many as `max_turns`."
+        None, ge=1, le=200, description="Most moves of a shortest solution; null: max_turns."
     )
-    ends_when_stuck: bool = Field(
-        False, description="End an episode as failed once its boxes can no longer all be brought to targets."
-    )
-    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are given.")
-    max_turns: int = Field(30, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    ends_when_stuck: bool = Field(False, description="End an episode as lost once it cannot be solved any more.")
+    masked: bool = Field(False, description="Abstract symbols, no rules: only action names are given.")
+    max_turns: int = Field(30, ge=1, le=1000, description="Turns after which an episode is lost.")
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3
 

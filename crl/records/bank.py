@@ -11,7 +11,7 @@ from crl.records.base import Row, Rules, together
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation(Row):
-    """What became of one extractor output."""
+    """One extractor output, and what became of it."""
 
     table: ClassVar[str] = "distillations"
     distillation_id: A[str, "id"]
@@ -25,9 +25,9 @@ class Distillation(Row):
     format: A[str, "json or lines"]
     reason_code: A[str, "ok, or why the output is malformed"]
     verdict: A[str, "malformed, return, add, update, mixed or merge"]
-    operations: A[int, "operations applied for"]
+    operations: A[int, "operations it asks for"]
     turns: A[int | None, "turns of the episode; null for a merge"]
-    turns_shown: A[int | None, "turns that the prompt showed in full: fewer than turns where it was cut"]
+    turns_shown: A[int | None, "turns that the prompt showed in full; fewer than turns if it was cut"]
 
     rules: ClassVar[Rules] = Rules(
         key=("distillation_id",),
@@ -74,7 +74,7 @@ class Operation(Row):
     parents: A[list[str], "entries it replaces or derives from"]
     episode_ids: A[list[str], "episodes it was distilled from"]
     text: A[str | None, "experience text; null for return and drop"]
-    embedder_cut: A[bool | None, "whether the embedder reads only the beginning of the text; null without a text"]
+    embedder_cut: A[bool | None, "whether the embedder reads only the start of the text; null: no text"]
 
     rules: ClassVar[Rules] = Rules(
         key=("operation_id",),
@@ -102,7 +102,7 @@ class Operation(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resemblance(Row):
-    """Two texts whose embeddings resemble each other: one that the round wants to hold, and one that it may repeat."""
+    """Two similar texts: one that the round would add, and one that it may repeat."""
 
     table: ClassVar[str] = "resemblances"
     content_digest: A[str, "SHA-256 of the text of an operation of this stage"]
@@ -126,7 +126,7 @@ class Resemblance(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BankEntry(Row):
-    """One entry of a bank snapshot. The text is in a content-addressed segment."""
+    """One entry of the bank after a round. `bank_text` has its text."""
 
     table: ClassVar[str] = "bank"
     entry_id: A[str, "id, stable over updates"]
@@ -137,13 +137,13 @@ class BankEntry(Row):
     version: A[int, "1 when added, +1 with each update"]
     created_round: A[int, "round it was added"]
     updated_round: A[int, "round of the current text"]
-    order: A[int, "age order: grows with every add; FIFO evicts the smallest"]
+    order: A[int, "order of age; FIFO evicts the smallest"]
     operation_id: A[str, "operation that wrote the current text"]
     distillation_id: A[str, "extractor output that wrote it"]
     generation_id: A[str, "token record of that output"]
     episode_ids: A[list[str], "episodes the text derives from, over its whole lineage"]
-    parents: A[list[str], "entries it was merged from; one that is still in the bank: this is its newer version"]
-    embedder_cut: A[bool, "whether the embedder reads only the beginning of the text: it is not found by the rest"]
+    parents: A[list[str], "entries it was merged from; if one is still in the bank, this is its newer version"]
+    embedder_cut: A[bool, "whether the embedder reads only the start of the text, so that search misses the rest"]
 
     rules: ClassVar[Rules] = Rules(
         key=("entry_id",),
@@ -162,10 +162,10 @@ class BankEntry(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BankChange(BankEntry):
-    """One entry whose row a round added, changed or removed: its new row, or the last one it had."""
+    """One entry that a round added, changed or removed: its new row, or its last."""
 
     table: ClassVar[str] = "bank_changes"
-    removed: A[bool, "whether the entry left the bank; the other columns then are its last row"]
+    removed: A[bool, "whether the entry left the bank; other columns then show its last row"]
 
     rules: ClassVar[Rules] = dataclasses.replace(
         BankEntry.rules,
@@ -192,9 +192,9 @@ class BankSnapshot(Row):
     entries: A[int, "entries of the bank after the round"]
     changed: A[int, "entries the round added or changed"]
     removed: A[int, "entries the round removed: merged into others, dropped or evicted"]
-    base_round: A[int, "newest round up to this one that stored the whole bank; later ones stored their changes"]
-    changes_since_base: A[int, "rows of changes stored after that round, up to this one"]
-    digest: A[str, "sum over entries of the SHA-256 of the row without its two file names, modulo 2^256, in hex"]
+    base_round: A[int, "newest round that stored the whole bank; later ones store changes"]
+    changes_since_base: A[int, "rows of changes stored since"]
+    digest: A[str, "sum over entries of each row's SHA-256 (without file names) modulo 2^256, in hex"]
 
     rules: ClassVar[Rules] = Rules(
         key=("round",),
@@ -220,7 +220,7 @@ class BankSnapshot(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BankText(Row):
-    """One text of a content-addressed segment."""
+    """One text, stored once by its digest."""
 
     table: ClassVar[str] = "bank_texts"
     content_digest: A[str, "SHA-256 of the text (UTF-8)"]
@@ -235,7 +235,7 @@ class BankText(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BankEvent(Row):
-    """One change of the bank, or one that was asked for and not made."""
+    """One change of the bank, or one that was rejected."""
 
     table: ClassVar[str] = "bank_events"
     event_id: A[str, "r<round>-e<index>, in order of application"]
@@ -246,11 +246,9 @@ class BankEvent(Row):
     operation_id: A[str | None, "operation behind it; null for an import or an eviction"]
     before_digest: A[str | None, "text before"]
     after_digest: A[str | None, "text after"]
-    parents: A[
-        list[str], "entries merged into it; of an add that waits_beside: the proven ones that it is a version of"
-    ]
+    parents: A[list[str], "entries merged into it; for waits_beside, the proven entries that it updates"]
     reason: A[str | None, "why it was rejected, evicted or waits_beside"]
-    repeats: A[str | None, "of a rejected duplicate or contained text, and of an entry that left for another: that one"]
+    repeats: A[str | None, "the entry that a duplicate or contained text repeats, or that an entry left for"]
 
     rules: ClassVar[Rules] = Rules(
         key=("event_id",),
@@ -291,21 +289,21 @@ class BankEvent(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedEntry(Row):
-    """One entry that an experiment began with, and what it was in the experiment it comes from."""
+    """One imported entry, and its history in the experiment it comes from."""
 
     table: ClassVar[str] = "imported_entries"
     entry_id: A[str, "id here: <source experiment>-r<source round>-<id there>"]
     family: A[str, "task family here"]
     content_digest: A[str, "SHA-256 of the text"]
-    generation_id: A[str, "extractor output that wrote the text, prefixed as the id: it is in the other experiment"]
+    generation_id: A[str, "extractor output that wrote the text, in the source experiment"]
     source_experiment: A[str, "experiment it comes from"]
     source_round: A[int, "round of the bank it was taken from"]
     source_snapshot: A[str, "digest of that bank (bank_snapshots)"]
     source_entry_id: A[str, "id there"]
     source_family: A[str, "task family there"]
     source_version: A[int, "version there"]
-    uses: A[int, "guided episodes of its text there; here they are counted from 0"]
-    mean_outcome: A[float | None, "mean of +1 / -1 over those uses; null without any"]
+    uses: A[int, "guided episodes of its text there; here the count starts at 0"]
+    mean_outcome: A[float | None, "mean outcome (±1) of those uses; null: none"]
     story: A[str, "its history there as `crl bank why RUN ID --format json` shows it"]
 
     rules: ClassVar[Rules] = Rules(
@@ -332,8 +330,8 @@ class Approval(Row):
     decision: A[str, "approved, partly or rejected"]
     person: A[str, "who decided"]
     reason: A[str | None, "why, in their words"]
-    operations: A[int, "operations that asked for a change: what the person was shown"]
-    rejected_operations: A[list[str], "operations that were refused, in order"]
+    operations: A[int, "operations that the person was shown"]
+    rejected_operations: A[list[str], "operations that were rejected, in order"]
 
     rules: ClassVar[Rules] = Rules(
         key=("round",),

@@ -11,7 +11,7 @@ from crl.records.base import Row, Rules
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Critique(Row):
-    """The actor's verdict on the experience that was retrieved for an episode, before it was played."""
+    """The actor's verdict on an episode's experience, before it plays."""
 
     table: ClassVar[str] = "critiques"
     episode_id: A[str, "episode the experience was retrieved for"]
@@ -20,11 +20,11 @@ class Critique(Row):
     entry_id: A[str, "entry that was critiqued"]
     content_digest: A[str, "version of that entry"]
     generation_id: A[str, "token record of the verdict (role actor, kind critic)"]
-    success_rate: A[float | None, "the actor's success rate on the family so far, as the prompt gave it; null: unknown"]
+    success_rate: A[float | None, "the actor's success rate in the family, as the prompt said; null: unknown"]
     verdict: A[str, "accept, refine, reject or malformed"]
-    reason_code: A[str, "ok, or why the verdict is malformed: the experience is then shown as it is"]
-    score: A[float | None, "s_c of eq. 8: 1 accept, 0.5 refine, 0 reject; null where malformed"]
-    text: A[str | None, "experience that guides the episode; null where it was rejected: the episode is then free"]
+    reason_code: A[str, "ok, or why the verdict is malformed; the experience is then shown unchanged"]
+    score: A[float | None, "s_c of eq. 8: 1 accept, 0.5 refine, 0 reject; null: malformed"]
+    text: A[str | None, "experience that guides the episode; null: rejected, so the episode is free"]
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
@@ -57,12 +57,12 @@ class Critique(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRate(Row):
-    """Cumulative success of the actor on a task family before a round, over the episodes of all rounds so far."""
+    """Success of the actor in a family over all rounds so far."""
 
     table: ClassVar[str] = "success_rates"
     family: A[str, "task family"]
-    episodes: A[int, "episodes so far; those that the environment broke are left out"]
-    successes: A[int, "how many of them were won"]
+    episodes: A[int, "episodes so far, without broken ones"]
+    successes: A[int, "episodes won"]
 
     rules: ClassVar[Rules] = Rules(
         key=("family",),

@@ -17,24 +17,24 @@ FLAWS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(Row):
-    """One answer of the judge: about one episode, or about all episodes of a group."""
+    """One answer of the judge, about one episode or a group."""
 
     table: ClassVar[str] = "verdicts"
     verdict_id: A[str, "<round>-<stage>/<episode, or family and group>/v<reading>.<attempt>"]
     round: A[int, "round of the episodes"]
     family: A[str, "task family of the episodes"]
-    mode: A[str, "absolute: one episode was shown; group: all that there were of a group"]
-    episode_ids: A[list[str], "the episodes in the order in which the judge read them; it sees no ids"]
-    reading: A[int, "0: it pays; 1: the same again in reverse order, for the judge's agreement with itself"]
-    attempt: A[int, "0, and one more each time that it was asked again because an answer gave no scores"]
+    mode: A[str, "absolute: one episode was shown; group: a whole group"]
+    episode_ids: A[list[str], "episodes in the order the judge read them (without ids)"]
+    reading: A[int, "0: this reading gives the reward; 1: reverse order, to measure agreement"]
+    attempt: A[int, "0, plus 1 for each repeated question after an answer without scores"]
     prompt: A[str, "what the judge read"]
-    output: A[str, "what it answered; without an answer, what kept it away"]
-    scores: A[list[float], "score of each episode, 0 to 1, in that order; empty where the answer gives none"]
+    output: A[str, "its answer; without one, what went wrong"]
+    scores: A[list[float], "score of each episode, 0 to 1, in that order; empty: none"]
     reason_code: A[str, "ok, or why there are no scores: see crl/rounds/judge.py"]
     weights_digest: A[str, "digest of the judge's weights (table weights)"]
     model: A[str, "the judge's model or endpoint"]
-    tokens_read: A[int, "tokens that it read; behind an endpoint, characters"]
-    tokens_sampled: A[int, "tokens that it wrote; likewise"]
+    tokens_read: A[int, "tokens it read; characters for an endpoint"]
+    tokens_sampled: A[int, "tokens it wrote, likewise"]
 
     rules: ClassVar[Rules] = Rules(
         key=("verdict_id",),

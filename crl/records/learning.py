@@ -9,23 +9,22 @@ from typing import ClassVar
 from crl.records.base import CHOICE_FLOATS, CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 CREDIT_RULES = {
-    "outcome": "±1 as the paper",
-    "guided_minus_free": "±1 less the mean of unguided rollouts",
-    "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the experience's own only verdicts",
-    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
-    "retrieved for that task",
+    "outcome": "±1, as in the paper",
+    "guided_minus_free": "±1 minus the mean of its group's free episodes",
+    "running_usefulness": "the running usefulness of its entry",
+    "other_tasks": "±1 averaged per task, without the experience's own task, where only a critic's verdict counts",
+    "trend": "scores outputs in place of uses: the episode's ±1 minus the best utility among its candidates",
 }
 """Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
 
 
 BASES = {
     "outcome": "±1",
-    "guided_minus_free": "±1 less the mean of the unguided rollouts",
+    "guided_minus_free": "±1 minus the mean of the group's free episodes",
     "usefulness": "running usefulness of the entry",
     "other_task": "±1 on another task than the experience's own",
     "own_task": "nothing, on the experience's own task",
-    "none": "nothing, as the experience was rejected",
+    "none": "nothing: the experience was rejected",
 }
 """What a use earns beside the actor's verdict, r of eq. 8, by name. A rule that takes another names it here."""
 
@@ -41,7 +40,7 @@ class Credit(Row):
     content_digest: A[str, "version of the entry"]
     generation_id: A[str, "extractor output that wrote that version"]
     outcome: A[float, "+1 success, -1 failure"]
-    free_mean: A[float | None, "mean outcome of the unguided rollouts of the same group; null without any"]
+    free_mean: A[float | None, "mean outcome of the group's free episodes; null: none"]
     guided_minus_free: A[float | None, "outcome minus free_mean; trained on only with `credit: guided_minus_free`"]
 
     rules: ClassVar[Rules] = Rules(
@@ -61,7 +60,7 @@ class Credit(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UseReward(Row):
-    """What one use of an experience earned for the output that wrote it, where that is not its outcome alone."""
+    """What one use of an experience earned for its writer, if that is not its outcome alone."""
 
     table: ClassVar[str] = "use_rewards"
     round: A[int, "round of the use"]
@@ -69,9 +68,9 @@ class UseReward(Row):
     entry_id: A[str, "entry that was used"]
     generation_id: A[str, "extractor output that wrote the version used"]
     basis: A[str, f"what r is; {'; '.join(f'{name}: {meaning}' for name, meaning in BASES.items())}"]
-    outcome: A[float | None, "+1 success, -1 failure; null where the experience was rejected"]
-    usefulness: A[float | None, "running usefulness of the entry after this use; null where r is another"]
-    critic_score: A[float | None, "s_c of eq. 8; null without a critique, or where the verdict was malformed"]
+    outcome: A[float | None, "+1 success, -1 failure; null: the experience was rejected"]
+    usefulness: A[float | None, "running usefulness of the entry after this use; null: r is something else"]
+    critic_score: A[float | None, "s_c of eq. 8; null: no critique, or a malformed one"]
     reward: A[float, "s_c + r (eq. 8): what the output earned"]
 
     rules: ClassVar[Rules] = Rules(
@@ -111,13 +110,13 @@ class UseReward(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryUsefulness(Row):
-    """Running usefulness of an entry in the words used last: the mean of its outcomes, the latest weighing most."""
+    """Running usefulness of an entry's current text: the mean of its outcomes, where later ones weigh more."""
 
     table: ClassVar[str] = "entry_usefulness"
     entry_id: A[str, "bank entry"]
-    content_digest: A[str, "its text that the outcomes are of"]
+    content_digest: A[str, "the text that was used"]
     uses: A[int, "outcomes so far"]
-    usefulness: A[float, "mean of +1 / -1 over them, an outcome n uses ago weighing decay^n"]
+    usefulness: A[float, "mean outcome (±1); an outcome n uses ago has weight decay^n"]
 
     rules: ClassVar[Rules] = Rules(
         key=("entry_id",),
@@ -129,13 +128,13 @@ class EntryUsefulness(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryScore(Row):
-    """Cumulative usefulness of an entry in the words used last: the first use of another text starts anew."""
+    """Usefulness of an entry's current text so far; a new text starts anew."""
 
     table: ClassVar[str] = "entry_scores"
     entry_id: A[str, "bank entry"]
-    content_digest: A[str, "its text that the uses are of"]
+    content_digest: A[str, "the text that was used"]
     uses: A[int, "guided episodes of that text so far"]
-    mean_outcome: A[float, "mean of +1 / -1 over them"]
+    mean_outcome: A[float, "mean outcome (±1) of them"]
     last_used_round: A[int, "round of the last use"]
 
     rules: ClassVar[Rules] = Rules(
@@ -155,20 +154,18 @@ class BufferItem(Row):
     generation_round: A[int, "round that wrote it"]
     generation_stage: A[str, "stage that wrote it: distill, merge, or collect for an answer to a question"]
     kind: A[str, "used, malformed, return or answer"]
-    entered_round: A[int, "round it (re-)entered the buffer"]
-    entered_order: A[int, "order of entry over the run: the oldest are trained first"]
+    entered_round: A[int, "round it entered the buffer, or entered again"]
+    entered_order: A[int, "order of entry over the run; the oldest are trained first"]
     uses: A[int, "scored uses since it entered"]
     score_sum: A[float, "sum of their rewards"]
     train_count: A[int, "c_train of eq. 7"]
     last_trained_round: A[int | None, "t_last of eq. 7"]
     status: A[str, "waiting, selected (trained this round), trained (waits for new uses) or dropped"]
     reason: A[str | None, "why it was dropped"]
-    repeats: A[list[str], "outputs whose text it wrote again: uses of these texts count for it, too"] = (
-        dataclasses.field(default_factory=list)
-    )
-    repeated_entries: A[list[str], "entries that hold these texts, in the same order"] = dataclasses.field(
+    repeats: A[list[str], "outputs whose text it repeats: their uses count for it, too"] = dataclasses.field(
         default_factory=list
     )
+    repeated_entries: A[list[str], "entries that hold these texts, in order"] = dataclasses.field(default_factory=list)
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -206,7 +203,7 @@ class BufferItem(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherLogprobs(Row):
-    """What a teacher gives to the sampled tokens of one sequence, in its own context (`teacher_contexts`)."""
+    """A teacher's log-probabilities of one sequence, in its own context (`teacher_contexts`)."""
 
     table: ClassVar[str] = "teacher_logprobs"
     episode_id: A[str, "free episode"]
@@ -214,12 +211,10 @@ class TeacherLogprobs(Row):
     role: A[str, "role that teaches"]
     weights_digest: A[str, "its weights"]
     tokens_read: A[int, "tokens of the context with the sequence"]
-    teacher_logprobs: A[list[float], FLOATS, "log-probability of each token that the sequence trains; none: see reason"]
-    top_ids: A[
-        list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each, and it"
-    ]
+    teacher_logprobs: A[list[float], FLOATS, "log-probability of each trained token; none: see reason_code"]
+    top_ids: A[list[list[int]], CHOICES, "with top_k: the teacher's likeliest ids at each token, and the token itself"]
     top_logprobs: A[list[list[float]], CHOICE_FLOATS, "their log-probabilities"]
-    reason_code: A[str | None, "context_limit: the teacher reads no sequence so long; null where it is read"]
+    reason_code: A[str | None, "context_limit: the sequence is too long for the teacher; null: it was read"]
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -241,7 +236,7 @@ class TeacherLogprobs(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Row):
-    """One training sample, of one sequence: all that `learn` ever reads."""
+    """One training sample, from one sequence: all that an update reads."""
 
     table: ClassVar[str] = "samples"
     added: ClassVar[tuple[str, ...]] = ("token_advantages", "teacher_logprobs", "top_ids", "top_logprobs")
@@ -252,24 +247,24 @@ class Sample(Row):
     source: A[str, "<round>/<stage> of the generation"]
     generation_id: A[str, "token record it was made from"]
     reward: A[float, "reward before the baseline"]
-    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for others"]
-    weight: A[float, "factor of this sample in the objective: subgroup weight times its share of the episode, or eq. 7"]
+    advantage: A[float, "advantage of eq. 3 or 5, the same in all sequences of an episode; 1 for other objectives"]
+    weight: A[float, "factor in the objective: subgroup weight times share of the episode, or eq. 7"]
     step: A[int, "optimizer step of the update, from 0; samples of one step are one batch"] = 0
-    temperature: A[float, "logits are divided by it, as when sampling"]
+    temperature: A[float, "divides the logits, as in sampling"]
     token_ids: A[list[int], TOKENS, "whole sequence"]
     loss_mask: A[list[int], MASK, "1 on trained tokens"]
     logprobs: A[list[float], FLOATS, "stored behavior log-probabilities"]
-    choices: A[list[list[int]], CHOICES, "ids that each trained token was chosen among; none: the vocabulary"] = (
+    choices: A[list[list[int]], CHOICES, "ids that each trained token was chosen from; none: the vocabulary"] = (
         dataclasses.field(default_factory=list)
     )
-    token_advantages: A[list[float], FLOATS, "advantage of each trained token, where turns have their own"] = (
+    token_advantages: A[list[float], FLOATS, "advantage of each trained token, if turns have their own"] = (
         dataclasses.field(default_factory=list)
     )
     teacher_logprobs: A[list[float], FLOATS, "for reverse_kl: the teacher's log-probability of each trained token"] = (
         dataclasses.field(default_factory=list)
     )
     top_ids: A[
-        list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each, and it"
+        list[list[int]], CHOICES, "with top_k: the teacher's likeliest ids at each token, and the token itself"
     ] = dataclasses.field(default_factory=list)
     top_logprobs: A[list[list[float]], CHOICE_FLOATS, "the teacher's log-probabilities of these"] = dataclasses.field(
         default_factory=list
@@ -338,7 +333,7 @@ class Metric(Row):
     stage: A[str, "stage"]
     name: A[str, "name of the metric"]
     value: A[float, "its value"]
-    alarm: A[str | None, "what is wrong with it, where it is outside its bounds"]
+    alarm: A[str | None, "what is wrong, if it is outside its bounds"]
 
     rules: ClassVar[Rules] = Rules(
         key=("stage", "name"),

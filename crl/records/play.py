@@ -54,13 +54,13 @@ class Task(Row):
     round: A[int, "round number; 0 prepares, training starts at 1"]
     family: A[str, "task family, set by the config"]
     group: A[int, "group index over all families of the round"]
-    member: A[int, "index inside the group, 0 to K-1"]
+    member: A[int, "index within the group, 0 to K-1"]
     environment_seed: A[int, "seed of the environment; shared by the group"]
-    stream: A[str, "as planned: guided, free, or another of the recipe's; guided without an experience is played free"]
+    stream: A[str, "guided, free, or another of the recipe's, as planned; guided without an experience is played free"]
     goal: A[str, "what the environment asks for"]
     first_observation: A[str, "text of the first observation"]
     query: A[str, "retrieval query: goal and first observation"]
-    task_digest: A[str, "SHA-256 of what the level holds, by which it is known under any seed; empty: nobody says"] = ""
+    task_digest: A[str, "SHA-256 of the level's content, the same under any seed; empty: unknown"] = ""
 
     added: ClassVar[tuple[str, ...]] = ("task_digest",)
     rules: ClassVar[Rules] = Rules(
@@ -94,8 +94,8 @@ class Retrieval(Row):
     count: A[int, "c of eq. 6: retrievals of the entry before this one"]
     recent: A[bool, "whether the entry was retrieved inside the recency window"]
     score: A[float, "s of eq. 6"]
-    chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score is first"]
-    teaches: A[bool, "whether only the teacher of a free episode reads it: it would have guided the episode"] = False
+    chosen: A[bool, "whether it guides the episode; among several, the highest score comes first"]
+    teaches: A[bool, "whether only the teacher of a free episode reads it"] = False
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "entry_id"),
@@ -155,37 +155,35 @@ class Episode(Row):
     group: A[int, "group index of the round"]
     member: A[int, "index inside the group"]
     environment_seed: A[int, "seed of the environment"]
-    stream: A[
-        str, "rollouts of a group that are compared with each other: guided, free, or another of the recipe's"
-    ] = ""
+    stream: A[str, "which rollouts of the group it is compared with: guided, free, or another of the recipe's"] = ""
     guided: A[bool, "whether an experience was in the prompt"]
     entry_ids: A[list[str], "entries that guided the episode, in the order shown; none for a free episode"] = (
         dataclasses.field(default_factory=list)
     )
     content_digests: A[list[str], "versions of these entries"] = dataclasses.field(default_factory=list)
-    experiences: A[list[str], "texts of these entries; of several each was shown with its number"] = dataclasses.field(
-        default_factory=list
+    experiences: A[list[str], "texts of these entries, as shown; several are numbered in the prompt"] = (
+        dataclasses.field(default_factory=list)
     )
     goal: A[str, "what the environment asked for"]
     success: A[bool, "whether the task was solved, as the environment says"]
-    reward: A[float, "outcome reward, by the convention of the family (raw_rewards has the environment's own): finite"]
+    reward: A[float, "outcome reward by the family's convention (raw_rewards has the environment's)"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns whose action did not parse or was illegal"]
-    tokens_read: A[int, "tokens the actor read, once per sequence: prompt, observations, what an earlier one showed"]
+    tokens_read: A[int, "tokens the actor read, once per sequence: prompt, observations, repeated history"]
     tokens_sampled: A[int, "tokens the actor wrote"]
     stop_reason: A[str, "success, failure, turn_limit, context_limit or error"]
-    last_observation: A[str | None, "what the last action did, as the environment showed it; null where it broke"]
+    last_observation: A[str | None, "what the last action did; null: the environment broke"]
     error: A[
         str | None,
-        "reason code where the environment broke; judge_…: the judge gave no reward, for the reason in verdicts; "
-        "prompt_too_long: the first prompt did not fit, nothing was shown; "
-        "no_token: a server drew an id that is no token",
+        "reason code of a broken episode: judge_…: the judge gave no reward (see verdicts); "
+        "prompt_too_long: the first prompt did not fit; no_token: a server drew an id without "
+        "a token",
     ]
-    generation_ids: A[list[str], "token records of its sequences, in the order in which they began"]
-    reward_names: A[list[str], "names of the parts of the environment's reward, where it says them"] = (
-        dataclasses.field(default_factory=list)
+    generation_ids: A[list[str], "token records of its sequences, in order"]
+    reward_names: A[list[str], "names of the parts of the environment's reward, if it names any"] = dataclasses.field(
+        default_factory=list
     )
-    reward_values: A[list[float], "these parts, before they are weighted"] = dataclasses.field(default_factory=list)
+    reward_values: A[list[float], "these parts, before weighting"] = dataclasses.field(default_factory=list)
     task_digest: A[str, "as planned"] = ""
 
     added: ClassVar[tuple[str, ...]] = ("reward_names", "reward_values", "task_digest")
@@ -249,7 +247,7 @@ class Episode(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RawReward(Row):
-    """What the environment gave an episode whose family declares a reward convention; `episodes` has what is trained.
+    """The environment's reward, where a family has its own convention; `episodes` has the trained reward.
 
     There is no such table where no family declares one.
     """
@@ -285,16 +283,16 @@ class Turn(Row):
     turn: A[int, "turn index from 0"]
     observation: A[str, "what the actor saw before acting"]
     output: A[str, "the actor's text"]
-    action: A[str | None, "legal action, free text or tool call (JSON) that the environment was given; null: none"]
+    action: A[str | None, "action that the environment got: legal action, free text or tool call (JSON); null: none"]
     valid: A[bool, "whether the action was legal and taken"]
-    feedback: A[str | None, "what the environment said about the action beside the observation; null: nothing"]
+    feedback: A[str | None, "what the environment said about the action, apart from the observation; null: nothing"]
     generation_id: A[str, "sequence of the episode that the output was sampled in"]
     first_token: A[int, "offset of the output's first token in the sequence's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
-    turn_reward: A[float | None, "what the turn itself earned; null: the environment does not pay turn by turn"] = None
-    dropped_turns: A[int, "turns of the episode, from the first on, that its prompt leaves out (`history`)"] = 0
-    dropped_tokens: A[int, "tokens of the episode so far that its prompt leaves out: of these turns, or thoughts"] = 0
+    turn_reward: A[float | None, "reward of the turn; null: the environment gives none per turn"] = None
+    dropped_turns: A[int, "earlier turns that its prompt leaves out (`history`)"] = 0
+    dropped_tokens: A[int, "earlier tokens that its prompt leaves out, of turns or thoughts"] = 0
 
     added: ClassVar[tuple[str, ...]] = ("turn_reward", "dropped_turns", "dropped_tokens")
     rules: ClassVar[Rules] = Rules(
@@ -336,21 +334,21 @@ took no step."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Question(Row):
-    """One question of an actor's (search-and-ask), answered or refused."""
+    """One question of the actor (search-and-ask), answered or not."""
 
     table: ClassVar[str] = "questions"
     question_id: A[str, "q-<episode>-<index>"]
     round: A[int, "round of the episode"]
     family: A[str, "task family of the episode"]
     episode_id: A[str, "episode that asked"]
-    turn: A[int, "turn it was asked in; the turn is spent"]
+    turn: A[int, "turn that it took"]
     question: A[str, "the actor's words"]
-    reason_code: A[str, "ok where it was answered, else why not: see crl/rollout/asking.py"]
-    entry_id: A[str | None, "top entry for the question; null where nothing was searched or found"]
+    reason_code: A[str, "ok, or why it got no answer: see crl/rollout/asking.py"]
+    entry_id: A[str | None, "entry that fits best; null: nothing searched or found"]
     content_digest: A[str | None, "version of that entry"]
     similarity: A[float | None, "cosine of question and entry"]
-    generation_id: A[str | None, "token record of the answer (role extractor, kind ask); null where none was sampled"]
-    answer: A[str | None, "what the extractor answered, as the actor read it; null where it did not"]
+    generation_id: A[str | None, "token record of the answer (role extractor, kind ask); null: none"]
+    answer: A[str | None, "the extractor's answer, as the actor read it; null: none"]
 
     rules: ClassVar[Rules] = Rules(
         key=("question_id",),
@@ -401,11 +399,11 @@ class TeacherContext(Row):
 
     table: ClassVar[str] = "teacher_contexts"
     episode_id: A[str, "free episode"]
-    generation_id: A[str, "sequence of that episode: the token record that the prompt is read before"]
+    generation_id: A[str, "sequence of that episode, which follows the prompt"]
     entry_ids: A[list[str], "entries that the prompt shows, in their order"]
     content_digests: A[list[str], "their versions"]
     token_ids: A[list[int], TOKENS, "the prompt with the experiences"]
-    replaced_tokens: A[int, "first tokens of the record that it stands for"]
+    replaced_tokens: A[int, "tokens at the start of the record that the prompt replaces"]
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -427,7 +425,7 @@ class TeacherContext(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StrippedContext(Row):
-    """A sequence of a guided episode as its free version would have been recorded: all experience text is left out.
+    """A sequence of a guided episode without its experience text, as if it had been free.
 
     The first prompt without the experience, then exactly the sampled ids and reply ids of the sequence's own turns;
     the offer to ask, turns that asked, and what was replied to them are left out.
@@ -438,7 +436,7 @@ class StrippedContext(Row):
     generation_id: A[str, "sequence of that episode: the token record it was made from"]
     token_ids: A[list[int], TOKENS, "whole sequence without any experience text"]
     loss_mask: A[list[int], MASK, "1 on the ids that the actor sampled in its own turns, else 0"]
-    removed_tokens: A[int, "tokens of the record that are left out: experience, offer, questions and what was replied"]
+    removed_tokens: A[int, "tokens left out: experience, offer, questions and replies"]
     choices: A[list[list[int]], CHOICES, "as in generations, of the tokens whose mask is 1"] = dataclasses.field(
         default_factory=list
     )
@@ -480,10 +478,10 @@ class StrippedContext(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Generation(Row):
-    """The token record of everything a model wrote: the ids sampled are the ids trained."""
+    """The token record of everything a model wrote. The ids sampled are the ids trained."""
 
     table: ClassVar[str] = "generations"
-    generation_id: A[str, "id; derived from what it was written for"]
+    generation_id: A[str, "id"]
     round: A[int, "round number"]
     stage: A[str, "stage that sampled it"]
     role: A[str, "role that wrote it: actor, extractor, or another of the recipe"]
@@ -496,9 +494,9 @@ class Generation(Row):
     prompt: A[str, "text of the first prompt"]
     output: A[str, "text the model wrote: all turns of the sequence"]
     stop_reason: A[str, "why sampling ended"]
-    choices: A[
-        list[list[int]], CHOICES, "ids that each token with mask 1 was chosen among, in order; none: the vocabulary"
-    ] = dataclasses.field(default_factory=list)
+    choices: A[list[list[int]], CHOICES, "ids that each token with mask 1 was chosen from; none: the vocabulary"] = (
+        dataclasses.field(default_factory=list)
+    )
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -550,7 +548,7 @@ class Evaluation(Row):
     table: ClassVar[str] = "evaluations"
     evaluation_id: A[str, "id"]
     round: A[int, "round evaluated"]
-    condition: A[str, "with_bank, without_bank, or random: a policy that takes any legal action (round 0 only)"]
+    condition: A[str, "with_bank, without_bank, or random (any legal action; round 0 only)"]
     family: A[str, "task family"]
     environment_seed: A[int, "held-out seed"]
     guided: A[bool, "whether an experience was found"]
@@ -559,10 +557,10 @@ class Evaluation(Row):
     reward: A[float, "outcome reward of the environment"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns without a legal action"]
-    tokens_read: A[int, "tokens the actor read, as in episodes; 0 of a random policy"]
-    tokens_sampled: A[int, "tokens the actor wrote; 0 of a random policy"]
+    tokens_read: A[int, "tokens the actor read, as in episodes; random: 0"]
+    tokens_sampled: A[int, "tokens the actor wrote; random: 0"]
     stop_reason: A[str, "as in episodes"]
-    actions: A[list[str], "actions taken; an invalid one is the empty string"]
+    actions: A[list[str], "actions taken; an invalid one is an empty string"]
     reward_names: A[list[str], "as in episodes"] = dataclasses.field(default_factory=list)
     reward_values: A[list[float], "as in episodes"] = dataclasses.field(default_factory=list)
 

@@ -17,7 +17,7 @@ _ORDERED = (("pairs", "wins_with"), ("pairs", "wins_without"))
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Row):
-    """What a trial says of one operation that writes a text: whether it may enter the bank.
+    """The result of a trial for one operation: whether its text may enter the bank.
 
     Operations of a round that write the same text for the same family share its result.
     """
@@ -29,13 +29,13 @@ class Trial(Row):
     entry_id: A[str, "entry it would create or rewrite"]
     content_digest: A[str, "SHA-256 of the text"]
     generation_id: A[str, "extractor output that wrote it"]
-    tried_round: A[int | None, "round of its episodes: this one, or an earlier one that still holds; null: untried"]
-    pairs: A[
-        int, "matched pairs: one layout, one sampling stream, with and without the experience; broken ones left out"
+    tried_round: A[
+        int | None, "round of its episodes: this one, or an earlier one whose result is reused; null: untried"
     ]
+    pairs: A[int, "matched pairs (same layout and random stream, with and without), without broken ones"]
     wins_with: A[int, "pairs whose episode with the experience was won"]
     wins_without: A[int, "pairs whose episode without it was won"]
-    difference: A[float | None, "share won with the experience less share won without; null without a pair"]
+    difference: A[float | None, "share won with the experience minus share won without; null: no pairs"]
     admitted: A[bool, "whether the text may enter the bank"]
     reason_code: A[str, "ok, or why not: failed_trial (the difference is below the threshold) or untried"]
 
@@ -77,15 +77,15 @@ class Trial(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult(Row):
-    """The newest result of a text's trial, kept as long as it holds (`trial.reuse_rounds`)."""
+    """The newest trial of a text, kept for `trial.reuse_rounds`."""
 
     table: ClassVar[str] = "trial_results"
     family: A[str, "task family it was played on"]
     content_digest: A[str, "SHA-256 of the text"]
     round: A[int, "round of the trial"]
-    pairs: A[int, "matched pairs that count"]
-    wins_with: A[int, "of them won with the experience"]
-    wins_without: A[int, "of them won without it"]
+    pairs: A[int, "matched pairs"]
+    wins_with: A[int, "pairs won with the experience"]
+    wins_without: A[int, "pairs won without it"]
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "content_digest"),
@@ -122,7 +122,7 @@ class TrialResult(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextEffect(Row):
-    """What a text has done in a task family: outcomes of its uses less those of unguided rollouts of the same groups.
+    """What a text did in a family: outcomes of its uses minus those of free episodes of the same groups.
 
     Entries that hold the same text share it; a rewritten entry begins anew.
     """
@@ -131,13 +131,11 @@ class TextEffect(Row):
     added: ClassVar[tuple[str, ...]] = ("withdrawn",)
     family: A[str, "task family of the episodes"]
     content_digest: A[str, "SHA-256 of the text"]
-    count: A[float, "uses so far; with `suppress.decay` below 1 those of earlier rounds weigh less"]
+    count: A[float, "uses so far; `suppress.decay` below 1 discounts earlier rounds"]
     mean: A[float, "mean of guided_minus_free over them, -2 to 2"]
-    spread: A[float, "sum of their squared deviations from that mean, weighted alike"]
-    suppressed: A[bool, "whether the text is surely harmful there: it is then not retrieved for the family"]
-    withdrawn: A[bool, "whether the present actor gains too little from it: it then guides no episode of training"] = (
-        False
-    )
+    spread: A[float, "sum of squared deviations from the mean, with the same weights"]
+    suppressed: A[bool, "whether retrieval skips the text in this family, because it did harm"]
+    withdrawn: A[bool, "whether training skips it, because the actor gains too little"] = False
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "content_digest"),
@@ -150,14 +148,14 @@ class TextEffect(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Suppression(Row):
-    """An entry of the bank that a round's searches pass over for a task family."""
+    """An entry that a round's retrieval skips for a family."""
 
     table: ClassVar[str] = "suppressions"
     added: ClassVar[tuple[str, ...]] = ("withdrawn",)
     family: A[str, "task family of the episodes"]
     entry_id: A[str, "entry that is not retrieved for it"]
     content_digest: A[str, "version of that entry"]
-    withdrawn: A[bool, "whether it is passed over in training alone; false: in evaluation, too"] = False
+    withdrawn: A[bool, "whether only training skips it; false: evaluation, too"] = False
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "entry_id"),

@@ -55,7 +55,7 @@ _COMPUTED: dict[type[Row], tuple[tuple[str, str, str, str], ...]] = {
             r"""CASE WHEN len(experiences) < 2 THEN experiences[1] ELSE array_to_string(
     [replace(each[2] || '. ' || each[1], chr(10), chr(10) || '   ')
         for each in list_zip(experiences, range(1, len(experiences) + 1))], chr(10)) END""",
-            "what was shown: the text of that entry, or of several entries, numbered",
+            "what was shown: one text, or several with numbers",
         ),
     ),
     Evaluation: (_FIRST_ENTRY,),
@@ -172,12 +172,12 @@ SELECT
 FROM {files}
 """
 STAGE_COLUMNS = (
-    ("digest", "VARCHAR", "$.digest", "SHA-256 that vouches for the stage's files and all it was made from"),
+    ("digest", "VARCHAR", "$.digest", "SHA-256 of the stage's files and everything they were made from"),
     ("seconds", "DOUBLE", "$.provenance.seconds", "seconds it took"),
     ("started", "VARCHAR", "$.provenance.started", "when it began: ISO 8601, UTC"),
     ("attempt", "BIGINT", "$.provenance.attempt", "attempt that made it"),
     ("host", "VARCHAR", "$.provenance.host", "machine that made it"),
-    ("sequence", "BIGINT", "$.provenance.sequence", "its place in the order of commits of the round, from 1"),
+    ("sequence", "BIGINT", "$.provenance.sequence", "position in the round's order of commits, from 1"),
 )
 """Columns of `stages` from a manifest: name, SQL type, place in the manifest, description."""
 
@@ -204,11 +204,11 @@ VALIDATION_COLUMNS = (
     ("table_name", "VARCHAR", "validated", "$.table", "the table"),
     ("rows", "BIGINT", "validated", "$.rows", "its rows"),
     ("rules", "BIGINT", "validated", "$.rules", "rules that Great Expectations evaluated"),
-    ("queries", "BIGINT", "validated", "$.queries", "of them SQL, which DuckDB answers for it"),
+    ("queries", "BIGINT", "validated", "$.queries", "rules in SQL, answered by DuckDB"),
     ("only_compiled", "BIGINT", "validated", "$.only_compiled", "rules that only the compiled pass evaluated"),
-    ("passed", "BOOLEAN", "validated", "$.passed", "whether every rule holds that Great Expectations evaluated"),
-    ("broken", "VARCHAR[]", "validated", "$.broken", "a sentence for each that does not"),
-    ("alarms", "VARCHAR[]", "validated", "$.alarms", "where it disagrees with the compiled pass"),
+    ("passed", "BOOLEAN", "validated", "$.passed", "whether every rule holds"),
+    ("broken", "VARCHAR[]", "validated", "$.broken", "a sentence per rule that does not"),
+    ("alarms", "VARCHAR[]", "validated", "$.alarms", "where Great Expectations and the compiled pass disagree"),
 )
 """Columns of `validations`: name, SQL type, part and place in the verdict, description."""
 

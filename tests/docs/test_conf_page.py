@@ -6,6 +6,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+from pydantic import BaseModel
+
+from crl.config.method import RECIPES
+from crl.config.other_names import models_in
+
 CONF = Path(__file__).parents[2] / "conf"
 LINES = (CONF / "README.md").read_text(encoding="utf-8").splitlines()
 NAME = re.compile(r"`([\w/-]+\.yaml)`")
@@ -35,10 +41,27 @@ def test_every_file_of_a_paper_says_where_it_differs() -> None:
         assert listed or ("where it differs" in head and beside), path.name
 
 
-def test_every_part_of_a_recipe_names_a_setting_and_a_test_that_are_there() -> None:
+KINDS = {"Experiential RL": "erl", "DreamGym": "dreamgym", "Importance-weighted replay": "importance_replay"}
+
+
+@pytest.mark.parametrize("title", KINDS)
+def test_every_part_of_a_recipe_names_a_setting_and_tests_that_are_there(title: str) -> None:
     page = (CONF.parent / "docs/recipe_parts.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.endswith("` |")]
-    assert len(rows) >= 20 and all(len(row) == 5 for row in rows)
-    for *_, test in rows:
-        [path] = re.findall(r"`(tests/[\w/]+\.py)`", test)
-        assert (CONF.parent / path).is_file(), path
+    section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    (folder,) = re.findall(r"Tests: `(tests/[\w/]+)`", section)
+    assert list((CONF.parent / folder).glob("test_*equations.py"))
+    rows = [line.split(" | ") for line in section.splitlines() if line.endswith("` |")]
+    assert len(rows) >= 6 and all(len(row) == 3 for row in rows)
+    config = RECIPES.load(KINDS[title])
+    for *_, settings in rows:
+        key = re.findall(r"`([\w.]+)", settings)[0].split(".")
+        assert {key[0], key[-1]} <= names_below(config), settings
+
+
+def names_below(config: type[BaseModel]) -> set[str]:
+    """Names of the fields of a model and of those that it holds."""
+    found = set(config.model_fields)
+    for field, info in config.model_fields.items():
+        for _, held in models_in(info.annotation, field):
+            found |= names_below(held)
+    return found

@@ -333,7 +333,7 @@ def test_a_change_that_the_page_shows_is_one_of_a_realm() -> None:
 
 @pytest.mark.slow
 def test_the_checkpoint_that_a_page_opens_is_there(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/your_model.md").read_text(encoding="utf-8")
     (opening,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(finished.parent)
     made: dict[str, Any] = {}

@@ -114,7 +114,7 @@ def _every_name() -> Iterator[Name]:
         yield from (Name(row_type.__module__, 0, column) for column in schema_of(row_type).names)
     for page in ("config.md", "schema.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        named = re.findall(r"^(?:## |\| `?)([a-z_]+)", text, re.MULTILINE)
+        named = re.findall(r"^(?:##+ |\| |- )`?([a-z_]+)", text, re.MULTILINE)
         yield from (Name(f"docs/{page}", 0, name) for name in named if name not in ("realm", "realms"))
 
 

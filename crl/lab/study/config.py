@@ -31,62 +31,59 @@ Overrides = Annotated[dict[str, Any], AfterValidator(_of_an_experiment)]
 
 
 class Arm(Model):
-    """One arm: what it changes of the base experiment."""
+    """What one arm changes of the base experiment."""
 
-    title: str | None = Field(None, min_length=1, max_length=80, description="What tables call it; default its name.")
+    title: str | None = Field(None, min_length=1, max_length=80, description="Title in tables; null: its name.")
     switch: str | None = Field(
-        None, min_length=1, max_length=80, description="The mechanism it switches, where the study measures mechanisms."
+        None, min_length=1, max_length=80, description="The mechanism that it switches, in a study of mechanisms."
     )
-    set: Overrides = Field({}, description="Dotted keys of the base experiment and their values here.")
-    seeds: list[Seed] | None = Field(None, min_length=1, description="Its own seeds; default those of the study.")
-    rounds: int | None = Field(None, ge=1, le=100_000, description="Its own rounds; default those of the study.")
+    set: Overrides = Field({}, description="Changed keys of the base experiment, with dots.")
+    seeds: list[Seed] | None = Field(None, min_length=1, description="Its seeds; null: the study's.")
+    rounds: int | None = Field(None, ge=1, le=100_000, description="Its rounds; null: the study's.")
     prepared_by: str | None = Field(
         None,
-        description="Another arm, whose run of the same seed prepares (round 0, such as a warm start) for this one, "
-        "too: it is made once. Runs of this arm are forks of that one, which is run as far as they need it.",
+        description="Another arm whose round 0 (such as a warm start) it shares, seed by seed: runs are forks of "
+        "that arm's.",
     )
     compare_with: str | list[str] | None = Field(
-        None, description="The arms its differences are against; default those of the study, an empty list: none."
+        None, description="Arms to compare it with; null: the study's; []: none."
     )
 
 
 class Scale(Model):
-    """One thing that is made smaller and larger: arms of the study, again, at each of its values."""
+    """Arms again at several values of one thing."""
 
-    title: str = Field(min_length=1, max_length=40, description="What is varied, as an axis is labeled.")
+    title: str = Field(min_length=1, max_length=40, description="What varies: the label of the axis.")
     values: dict[Annotated[float, Field(ge=0, le=1e9)], dict[str, Any]] = Field(
-        min_length=2, description="What each value sets, by dotted keys; nothing: the arms as they are have it."
+        min_length=2, description="Keys that each value sets; {}: the arms unchanged."
     )
-    arms: list[str] = Field(min_length=1, description="The arms that are run at each value.")
-    seeds: list[Seed] | None = Field(None, min_length=1, description="Its own seeds; default those of the arms.")
+    arms: list[str] = Field(min_length=1, description="Arms to run at each value.")
+    seeds: list[Seed] | None = Field(None, min_length=1, description="Its seeds; null: the arms'.")
 
 
 class Study(Model):
     """A question, the arms that answer it, and the seeds they are reported on."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$", description="Its directory has this name, too.")
-    question: str = Field("", max_length=2000, description="What it asks, in a sentence.")
-    base: Path = Field(description="The experiment file that every arm changes, relative to the study file.")
-    set: Overrides = Field({}, description="Dotted keys of the base experiment and their values in every arm.")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$", description="Name, also of its directory.")
+    question: str = Field("", max_length=2000, description="Its question, in a sentence.")
+    base: Path = Field(description="Experiment file that the arms change, relative to this file.")
+    set: Overrides = Field({}, description="Keys that every arm sets, with dots.")
     arms_from: Path | None = Field(
         None,
-        description="Another study file, relative to this one, whose arms are run here too; arms of its own are "
-        "added to these, or take the place of those of their names.",
+        description="Another study file whose arms run here too; arms of the same name replace them.",
     )
-    warm_starts: list[Path] = Field([], description="Warm-start files, relative to the study file; made first.")
-    rounds: int = Field(ge=1, le=100_000, description="Rounds of every run.")
-    seeds: list[Seed] = Field(min_length=1, description="Seeds that are reported.")
-    tuned_on: list[Seed] = Field([], description="Seeds that settings were chosen on: none of them is reported.")
+    warm_starts: list[Path] = Field([], description="Warm-start files to make first, relative to this file.")
+    rounds: int = Field(ge=1, le=100_000, description="Rounds per run.")
+    seeds: list[Seed] = Field(min_length=1, description="Seeds to report.")
+    tuned_on: list[Seed] = Field([], description="Seeds that settings were tuned on; none is reported.")
     seed_keys: list[str] = Field(
-        ["method.seed"], min_length=1, description="Every key that takes the seed; `*` stands for each item of a list."
+        ["method.seed"], min_length=1, description="Keys that take the seed; `*` stands for each item of a list."
     )
-    compare_with: str | list[str] = Field(
-        [], description="Arm or arms that every other arm is compared with, seed by seed."
-    )
-    level: float = Field(0.5, gt=0, le=1, description="Success level of `rounds to` and `episodes to`.")
-    last: int = Field(1, ge=1, le=1000, description="Final success is the mean of this many last evaluations.")
-    arms: dict[ArmName, Arm] = Field(min_length=1, description="The arms by name.")
-    scales: dict[ArmName, Scale] = Field({}, description="What is varied, by a short name: arms at several values.")
+    compare_with: str | list[str] = Field([], description="Arms that every other arm is compared with, seed by seed.")
+    level: float = Field(0.5, gt=0, le=1, description="Success level of the columns `rounds to` and `episodes to`.")
+    last: int = Field(1, ge=1, le=1000, description="Final success is the mean of the last N evaluations.")
+    arms: dict[ArmName, Arm] = Field(min_length=1, description="Arms by name.")
+    scales: dict[ArmName, Scale] = Field({}, description="Things to vary, by a short name.")
 
     def seeds_of(self, arm: str) -> list[int]:
         """Seeds an arm is reported on."""

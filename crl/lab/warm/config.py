@@ -22,7 +22,7 @@ EXPERIENCE_SEEDS = 900_000
 
 
 class MiniatureConfig(Model):
-    """Sizes of a miniature (a small Llama with a word-level tokenizer)."""
+    """A miniature: a small Llama with a word-level tokenizer."""
 
     width: int = Field(96, ge=8, le=1024, description="Hidden size.")
     layers: int = Field(4, ge=1, le=32, description="Layers.")
@@ -37,29 +37,33 @@ class MiniatureConfig(Model):
 
 
 class Training(Model):
-    """A supervised update."""
+    """One supervised update."""
 
     num_train_epochs: int = Field(3, ge=1, le=100, description="Passes over the demonstrations.")
     batch: int = Field(64, ge=1, le=4096, description="Demonstrations per step.")
-    learning_rate: float = Field(2e-3, gt=0, le=1, description="Peak; it rises for 100 steps and falls in a cosine.")
+    learning_rate: float = Field(
+        2e-3, gt=0, le=1, description="Peak rate: it rises for 100 steps, then falls as a cosine."
+    )
 
 
 class ActorDemonstrations(Model):
-    """What the actor imitates: a plan in words, then shortest safe ways, under hints of different worth."""
+    """What the actor imitates: a plan in words, then shortest safe moves, under hints of varying quality."""
 
     episodes: int = Field(40_000, ge=1, le=1_000_000, description="Demonstrations.")
-    full: float = Field(0.60, ge=0, le=1, description="Share with a hint that says key and goal.")
-    partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that says the key only.")
-    slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learned.")
-    asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
-    verdicts: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
+    full: float = Field(0.60, ge=0, le=1, description="Share with a hint that names key and goal.")
+    partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that names only the key.")
+    slips: float = Field(
+        0.15, ge=0, le=1, description="Share of later moves that are random safe moves, and not learned."
+    )
+    asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, relative to the others.")
+    verdicts: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic), format only.")
     # This and `reflections` are left out of the digest where they are off: what computes the same has the same digest.
     instructed: float = Field(
         0.0,
         ge=0,
         le=1,
         exclude_if=lambda value: not value,
-        description="Share of the hints that replace the instructions, as reflections of Experiential RL do.",
+        description="Share of hints given as instructions, as in Experiential RL.",
     )
 
     @model_validator(mode="after")
@@ -70,52 +74,52 @@ class ActorDemonstrations(Model):
 
 
 class ExtractorDemonstrations(Model):
-    """What the extractor imitates: noisy experiences about episodes that a script played."""
+    """What the extractor imitates: noisy experiences about scripted episodes."""
 
     episodes: int = Field(12_000, ge=1, le=1_000_000, description="Episodes to write about.")
-    noise: float = Field(0.25, ge=0, le=1, description="Share of key words, and of goal words, that are any symbol.")
+    noise: float = Field(0.25, ge=0, le=1, description="Share of key and goal words replaced by random symbols.")
     returns_won: float = Field(0.10, ge=0, le=1, description="Share of won episodes answered with RETURN.")
     returns_lost: float = Field(0.30, ge=0, le=1, description="Share of lost episodes answered with RETURN.")
     updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
-    merges: int = Field(
-        0, ge=0, le=1_000_000, description="Chunks of entries to merge: repeated experiences become one."
-    )
+    merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge.")
     answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
     reflections: int = Field(
         0,
         ge=0,
         le=1_000_000,
         exclude_if=lambda value: not value,
-        description="Lost attempts to reflect on (Experiential RL), with the prompt `reflect`.",
+        description="Lost attempts to reflect on (Experiential RL; prompt `reflect`).",
     )
 
 
 class ExperienceDemonstrations(Model):
-    """What an experience model (DreamGym) imitates: steps of practice episodes, with why each led where it did."""
+    """What an experience model (DreamGym) imitates: steps of practice episodes, with reasons."""
 
-    episodes: int = Field(10_000, ge=1, le=1_000_000, description="Episodes, of each of which two steps are learned.")
-    wander: float = Field(0.3, ge=0, le=1, description="Share of moves that are any move; the others follow a plan.")
+    episodes: int = Field(10_000, ge=1, le=1_000_000, description="Episodes; two steps of each are learned.")
+    wander: float = Field(0.3, ge=0, le=1, description="Share of random moves; the others follow a plan.")
 
 
 class WarmStartFile(Model):
-    """One warm start: a model, an environment to practice in, and what is demonstrated to each role."""
+    """A model, a practice environment, and demonstrations for each role."""
 
-    name: str = Field(pattern=NAME_PATTERN, description="Name; models are warm:<name>/<role>.")
-    seed: int = Field(1, ge=0, lt=2**32, description="Seed of everything.")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads: they can change the last digit.")
-    model: str = Field("miniature", description="miniature, or the name of any model of `crl doctor`.")
-    miniature: MiniatureConfig = Field(MiniatureConfig(), description="Sizes, where the model is a miniature.")
+    name: str = Field(pattern=NAME_PATTERN, description="Name: its models are warm:<name>/<role>.")
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed.")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads; they can change the last digit.")
+    model: str = Field("miniature", description="miniature, or any model of `crl doctor`.")
+    miniature: MiniatureConfig = Field(MiniatureConfig(), description="Sizes of the miniature.")
     context: int = Field(256, ge=64, le=1_048_576, description="Longest sequence in tokens.")
-    deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="autocast and gradient checkpointing count.")
-    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practices: `practice: true`.")
-    prompts: dict[str, PromptConfig] = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
-    training: Training = Field(Training(), description="Supervised update, of both roles at once.")
+    deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="Only autocast and gradient_checkpointing count.")
+    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practices; `practice: true`.")
+    prompts: dict[str, PromptConfig] = Field(description="Prompts; in a file, names under conf/prompts/.")
+    training: Training = Field(Training(), description="Supervised update of both roles.")
     actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
-    extractor: ExtractorDemonstrations = Field(ExtractorDemonstrations(), description="And for the extractor.")
+    extractor: ExtractorDemonstrations = Field(
+        ExtractorDemonstrations(), description="Demonstrations for the extractor."
+    )
     experience: ExperienceDemonstrations | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="And for an experience model, with the prompt `predict`; none: it is shown nothing.",
+        description="Demonstrations for an experience model (prompt `predict`); null: none.",
     )
 
     @model_validator(mode="after")

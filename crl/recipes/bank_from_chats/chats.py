@@ -85,19 +85,20 @@ class Chat(Row):
 
 
 class ChatsConfig(EnvironmentConfig):
-    """A file of chats. They were held already: nothing is played in this environment."""
+    """A file of chats. Nothing is played."""
 
     kind: str = "crl.recipes.bank_from_chats.chats:ChatsConfig"
-    data: str = Field(min_length=1, description="A file (.jsonl, .json, .csv, .parquet, .arrow), or a folder of such.")
-    split: str | None = Field(None, exclude_if=unset, description="Which split of a folder that has several.")
+    data: str = Field(min_length=1, description="A file (.jsonl, .json, .csv, .parquet, .arrow), or a folder of them.")
+    split: str | None = Field(None, exclude_if=unset, description="Split, where a folder has several.")
     messages: str | None = Field(
-        None, exclude_if=unset, description="Column of the messages; null: messages, conversations, or prompt with "
-        "completion.",
-    )  # fmt: skip
-    reward: str = Field("reward", min_length=1, description="Column of the rewards; it may be missing.")
+        None,
+        exclude_if=unset,
+        description="Column of messages; null: messages, conversations, or prompt and completion.",
+    )
+    reward: str = Field("reward", min_length=1, description="Column of rewards; it may be missing.")
     success: str = Field("success", min_length=1, description="Column that says whether a chat succeeded.")
     success_at: float = Field(
-        1.0, ge=-1_000_000, le=1_000_000, description="Without such a column, the least reward of a success."
+        1.0, ge=-1_000_000, le=1_000_000, description="Without that column: least reward of a success."
     )
 
     @property

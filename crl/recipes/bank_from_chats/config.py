@@ -15,17 +15,17 @@ EXTRACTOR = "extractor"
 
 
 class BankFromChatsConfig(RecipeConfig):
-    """A bank that is written from chats in one round. No model is trained."""
+    """Writes a bank from chats in one round. No model is trained."""
 
     BUILDER: ClassVar[str] = "crl.recipes.bank_from_chats.round:build"
     ENVIRONMENT: ClassVar[str] = "crl.recipes.bank_from_chats.chats:ChatsConfig"
     """What its families play, or rather read."""
 
     kind: Literal["bank_from_chats"] = "bank_from_chats"
-    distill: DistillConfig = Field(DistillConfig(), description="What the extractor writes of a chat.")
-    bank: BankConfig = Field(BankConfig(), description="Capacity, and what is a duplicate.")
+    distill: DistillConfig = Field(DistillConfig(), description="What the extractor writes about a chat.")
+    bank: BankConfig = Field(BankConfig(), description="Capacity and duplicates.")
     embedder_name: str = Field(
-        "minilm", min_length=1, description="Embedder of the texts: minilm, lexical or a sentence-transformers model."
+        "minilm", min_length=1, description="Embedder: minilm, lexical or a sentence-transformers model."
     )
 
     def roles(self) -> Mapping[str, RoleUse]:

@@ -62,48 +62,46 @@ class BankRecipeConfig(RecipeConfig):
     DRAWS_AGAIN: ClassVar[bool] = True
     OVERLAPS: ClassVar[bool] = True
 
-    guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")
+    guided_share: float = Field(0.5, ge=0, le=1, description="Share of each group that is guided.")
     guided_share_end: float | None = Field(
-        None, ge=0, le=1, description="Share after guided_share_rounds rounds, reached in equal steps; none: constant."
+        None, ge=0, le=1, description="Share after `guided_share_rounds`, reached in equal steps; null: constant."
     )
-    guided_share_rounds: int = Field(0, ge=0, le=MOST_ROUNDS, description="Rounds the share takes to reach its end.")
+    guided_share_rounds: int = Field(0, ge=0, le=MOST_ROUNDS, description="Rounds until the share reaches its end.")
     retrieval: RetrievalConfig = Field(RetrievalConfig(), description="How experiences are found.")
     distill: DistillConfig = Field(DistillConfig(), description="What the extractor reads and writes.")
-    merge: MergeConfig = Field(MergeConfig(), description="Periodic merge.")
-    bank: BankConfig = Field(BankConfig(), description="Capacity and eviction.")
-    actor_objective: ActorObjective = Field(ActorObjective(), description="Eq. 4 and 5.")
-    extractor_objective: ExtractorObjective = Field(ExtractorObjective(), description="Eq. 3 and 7.")
-    approve_bank: bool = Field(False, description="A person approves each round's bank first.")
+    merge: MergeConfig = Field(MergeConfig(), description="Merging the bank.")
+    bank: BankConfig = Field(BankConfig(), description="Capacity, eviction and duplicates.")
+    actor_objective: ActorObjective = Field(ActorObjective(), description="The actor's objective.")
+    extractor_objective: ExtractorObjective = Field(ExtractorObjective(), description="The extractor's objective.")
+    approve_bank: bool = Field(False, description="A person approves each round's bank.")
     trial: TrialConfig | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="New experiences are played before they enter the bank; none: they are believed.",
+        description="Test new experiences before they enter the bank; null: all enter.",
     )
     suppress: SuppressConfig | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="Texts that do harm in a family are not retrieved for it; none: all are.",
+        description="Skip texts that did harm; null: off.",
     )
     actor_critic: ActorCriticConfig | None = Field(
-        None, description="The actor critiques an experience first; none: not."
+        None, description="The actor judges each experience before it plays; null: off."
     )
     self_distillation: SelfDistillationConfig | None = Field(
-        None, description="Self-distillation of guided episodes; none: not."
+        None, description="Learn from guided episodes without their experiences; null: off."
     )
     context_distillation: ContextDistillationConfig | None = Field(
         None,
         exclude_if=unset,
-        description="What free episodes sample is pulled toward what the actor would say with an experience; none: "
-        "not.",
+        description="Pull free episodes toward what the actor would do with an experience; null: off.",
     )
     warm_up_rounds: int = Field(
         0,
         ge=0,
         le=MOST_ROUNDS,
-        description="Rounds that collect and distill before anything is trained; "
-        "the baseline, which distills nothing, trains from the first round on.",
+        description="Rounds that collect and distill before training starts (baseline: no effect).",
     )
-    warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised start; null: none.")
 
     def guided_members(self, group_size: int, round_number: int) -> int:
         """Members of a group that are guided in a round: the first ones of it."""
@@ -221,13 +219,13 @@ class BankRecipeConfig(RecipeConfig):
 
 
 class ComplementaryConfig(BankRecipeConfig):
-    """Complementary RL: actor and extractor co-evolve."""
+    """Complementary RL: actor and extractor are trained together."""
 
     kind: Literal["complementary"] = "complementary"
 
 
 class BaselineConfig(BankRecipeConfig):
-    """GRPO without a bank: the settings of bank and extractor have no effect."""
+    """GRPO without a bank; settings of bank and extractor have no effect."""
 
     kind: Literal["baseline"] = "baseline"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})
@@ -235,14 +233,14 @@ class BaselineConfig(BankRecipeConfig):
 
 
 class StaticOnlineConfig(BankRecipeConfig):
-    """The bank grows, its extractor is not trained."""
+    """The bank grows, but its extractor is not trained."""
 
     kind: Literal["static_online"] = "static_online"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})
 
 
 class ExperienceOnlyConfig(BankRecipeConfig):
-    """The extractor is trained, the actor is not."""
+    """Trains the extractor, not the actor."""
 
     kind: Literal["experience_only"] = "experience_only"
     TRAINED: ClassVar[frozenset[str]] = frozenset({EXTRACTOR})
@@ -250,7 +248,7 @@ class ExperienceOnlyConfig(BankRecipeConfig):
 
 
 class OfflineBankConfig(BankRecipeConfig):
-    """The bank is built in the warm-up rounds, or imported; the extractor is not trained."""
+    """Builds the bank in the warm-up rounds, or imports it; does not train the extractor."""
 
     kind: Literal["offline_bank"] = "offline_bank"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})

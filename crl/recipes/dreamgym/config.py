@@ -21,59 +21,56 @@ PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
 
 
 class ExploreConfig(Model):
-    """Real episodes for the experience model: before its first fit, and again at intervals."""
+    """Real episodes for the experience model."""
 
     first: int = Field(
         64,
         ge=0,
         le=100_000,
-        description="Episodes before the first fit, over all task families; 0 only where transitions are given.",
+        description="Episodes before the first fit, over all families; 0 only with `given`.",
     )
-    further: int = Field(16, ge=2, le=100_000, description="Episodes before each further fit.")
-    every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Rounds from one fit to the next; 0: one fit only.")
+    further: int = Field(16, ge=2, le=100_000, description="Episodes before each later fit.")
+    every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Rounds between fits; 0: one fit only.")
     policy: Literal["random", "actor"] = Field(
         "random",
-        description="Who plays the first ones: random legal actions, where the environment lists them, or the actor. "
-        "The actor plays the rest.",
+        description="Who plays the first ones: random legal actions, or the actor. The actor plays the rest.",
     )
     held_out: float = Field(
         0.2,
         gt=0,
         le=0.9,
-        description="Share of the training seeds, the last of each range, that no fit sees: what is played on them "
-        "says how true the experience model is. The same share of these episodes is played on them.",
+        description="Share of training seeds (the last ones), and of these episodes, kept from every fit to "
+        "measure how accurate the experience model is.",
     )
 
 
 class FitConfig(Model):
-    """What the experience model learns by next-token loss."""
+    """How the experience model is fitted, by next-token loss."""
 
     reasoning: Literal["environment", "teacher", "none"] = Field(
         "environment",
-        description="Who says why a transition is as it is: the environment where it can, the role `teacher`, nobody.",
+        description="Who explains a transition: the environment, the role `teacher`, or nobody.",
     )
-    max_transitions: int = Field(
-        4096, ge=1, le=1_000_000, description="Transitions of a fit at most: the newest of the pool."
-    )
+    max_transitions: int = Field(4096, ge=1, le=1_000_000, description="Most transitions per fit, newest first.")
     num_train_epochs: int = Field(2, ge=1, le=1000, description="Passes over them.")
-    batch: int = Field(16, ge=1, le=4096, description="Transitions of an optimizer step.")
+    batch: int = Field(16, ge=1, le=4096, description="Transitions per step.")
 
 
 class StoreConfig(Model):
-    """Pools of transitions and how they are searched. The oldest leave; task families have equal shares."""
+    """Pools of transitions. The oldest leave; families have equal shares."""
 
-    real: int = Field(100_000, ge=1, le=10_000_000, description="Capacity of the pool of real transitions.")
-    synthetic: int = Field(100_000, ge=0, le=10_000_000, description="Capacity of the pool of predicted ones.")
-    held_out: int = Field(1000, ge=1, le=1_000_000, description="Capacity of the pool that no fit sees.")
-    search: Literal["real", "both"] = Field("real", description="Pools that a prediction is shown transitions of.")
-    top_k: int = Field(3, ge=0, le=16, description="Similar transitions that a prediction is shown; 0: none.")
+    real: int = Field(100_000, ge=1, le=10_000_000, description="Capacity for real transitions.")
+    synthetic: int = Field(100_000, ge=0, le=10_000_000, description="Capacity for predicted ones.")
+    held_out: int = Field(1000, ge=1, le=1_000_000, description="Capacity for held-out ones.")
+    search: Literal["real", "both"] = Field("real", description="Pools that are searched for similar transitions.")
+    top_k: int = Field(3, ge=0, le=16, description="Similar transitions shown to a prediction; 0: none.")
     embedder: EmbedderName = "minilm"
 
 
 class PredictConfig(Model):
-    """What the experience model reads of an episode."""
+    """What the experience model reads."""
 
-    history: int = Field(2, ge=0, le=64, description="Earlier turns that it is shown.")
+    history: int = Field(2, ge=0, le=64, description="Earlier turns.")
     batch: int = Field(64, ge=1, le=4096, description="Predictions sampled side by side.")
 
 
@@ -83,66 +80,66 @@ FEWEST_UNSEEN = 10
 
 
 class PoolsConfig(Model):
-    """Pools of real and of synthetic episodes, and the batches that the actor's steps draw from them."""
+    """Pools of episodes from which the actor's steps draw."""
 
-    real: int = Field(100_000, ge=1, le=1_000_000, description="Real episodes kept, first in, first out.")
-    synthetic: int = Field(100_000, ge=1, le=1_000_000, description="Synthetic episodes kept, likewise.")
-    steps: int = Field(10, ge=1, le=10_000, description="Optimizer steps of a round, each on a batch of its own.")
-    batch: int = Field(32, ge=1, le=65_536, description="Episodes of a batch, each at most once.")
+    real: int = Field(100_000, ge=1, le=1_000_000, description="Most real episodes; the oldest leave.")
+    synthetic: int = Field(100_000, ge=1, le=1_000_000, description="Most synthetic episodes; the oldest leave.")
+    steps: int = Field(10, ge=1, le=10_000, description="Steps per round, each on its own batch.")
+    batch: int = Field(32, ge=1, le=65_536, description="Episodes per batch.")
     real_share: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Share of a batch that is real; where a pool holds too few, batches of the same share are smaller.",
+        description="Share of a batch that is real; if a pool is short, batches shrink.",
     )
 
 
 class ValidateConfig(Model):
-    """Held to the truth at every fit, on real transitions that no fit sees."""
+    """Checks on held-out real transitions at every fit."""
 
-    max_transitions: int = Field(256, ge=1, le=100_000, description="Transitions that are predicted: the newest.")
+    max_transitions: int = Field(256, ge=1, le=100_000, description="Most transitions to predict, newest first.")
     min_observation_accuracy: _Floor = Field(
         0.5,
-        description="Least share of right next observations, of the unseen held-out steps where these are at least "
-        f"{FEWEST_UNSEEN}, else of all; below it nothing is played. None: any.",
+        description="Least share of correct next observations over unseen held-out steps (over all, if fewer than "
+        f"{FEWEST_UNSEEN} are unseen). Below it, nothing is played. null: any.",
     )
-    min_reward_accuracy: _Floor = Field(0.8, description="Least share of right outcomes, likewise. None: any.")
+    min_reward_accuracy: _Floor = Field(0.8, description="Least share of correct outcomes, likewise. null: any.")
     min_ending_accuracy: _Floor = Field(
         0.5,
-        description="Least share of right outcomes among the steps with which the environment ends an episode (not by "
-        f"its turn limit), likewise; not applied to fewer than {FEWEST_UNSEEN} of them. None: any.",
+        description="Least share of correct outcomes over unseen steps that end an episode (not by its turn limit); "
+        f"ignored with fewer than {FEWEST_UNSEEN} of them. null: any.",
     )
-    gamma: float = Field(0.9, ge=0, lt=1, description="Discount of the bound on the gap to the real environment.")
+    gamma: float = Field(0.9, ge=0, lt=1, description="Discount in the bound on the gap to the real environment.")
 
 
 class CurriculumConfig(Model):
-    """New tasks made of old ones."""
+    """New tasks made from old ones."""
 
     share: float = Field(0.25, ge=0, le=1, description="λ: largest share of a round's synthetic groups.")
     rule: Literal["variance", "capability"] = Field(
         "variance",
-        description="variance: tasks whose groups vary most are varied; capability: new tasks are as hard as the "
-        "measured capability and `step`, in environments that grade their levels.",
+        description="variance: vary the tasks whose groups vary most; capability: make tasks harder than the "
+        "measured capability by `step` (environments that grade their levels).",
     )
-    step: float = Field(0.2, ge=0, le=1, description="How much harder, on the environment's scale from 0 to 1.")
-    noise: float = Field(0.1, ge=0, le=1, description="Standard deviation of the difficulty that is aimed at.")
+    step: float = Field(0.2, ge=0, le=1, description="How much harder, on a scale from 0 to 1.")
+    noise: float = Field(0.1, ge=0, le=1, description="Standard deviation of the target difficulty.")
     target: float = Field(
-        0.7, gt=0, le=1, description="Success from which a difficulty counts as mastered, and a task as completed."
+        0.7, gt=0, le=1, description="Success at which a difficulty counts as mastered, and a task as completed."
     )
     capability: Literal["threshold", "mean"] = Field(
         "threshold",
-        description="threshold: the largest difficulty up to which tasks of the round before succeed in a share of "
-        "`target`; mean: the mean success of all tasks so far that the model's groups completed, 0.5 before any is.",
+        description="threshold: largest difficulty that the last round's tasks mastered; mean: mean success over "
+        "all tasks completed so far (0.5 at first).",
     )
     tasks: int | None = Field(
-        None, ge=1, le=4096, description="New tasks of a family in a round at most; none: as many as the share allows."
+        None, ge=1, le=4096, description="Most new tasks per family and round; null: as many as `share` allows."
     )
-    candidates: int = Field(16, ge=1, le=4096, description="Levels drawn for a task: the nearest in difficulty is it.")
-    max_characters: int = Field(2000, ge=8, le=20_000, description="Longest first observation that a model writes.")
+    candidates: int = Field(16, ge=1, le=4096, description="Levels drawn per task; the closest in difficulty is used.")
+    max_characters: int = Field(2000, ge=8, le=20_000, description="Longest first observation that a model may write.")
 
 
 class DreamGymConfig(RecipeConfig):
-    """DreamGym: the actor plays in a model of the environment that is learned from real transitions."""
+    """DreamGym: the actor plays in a learned model of the environment."""
 
     kind: Literal["dreamgym"] = "dreamgym"
     BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
@@ -158,30 +155,30 @@ class DreamGymConfig(RecipeConfig):
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset({"recipe.objective", "recipe.pools"})
 
     explore: ExploreConfig = Field(ExploreConfig(), description="Real episodes for the experience model.")
-    fit: FitConfig = Field(FitConfig(), description="How it is fitted.")
-    store: StoreConfig = Field(StoreConfig(), description="Transitions that are kept.")
-    predict: PredictConfig = Field(PredictConfig(), description="What it reads.")
+    fit: FitConfig = Field(FitConfig(), description="How the experience model is fitted.")
+    store: StoreConfig = Field(StoreConfig(), description="Transitions to keep.")
+    predict: PredictConfig = Field(PredictConfig(), description="What the experience model reads.")
     # Not `validate`: pydantic's models have a method of that name.
-    truth: ValidateConfig = Field(ValidateConfig(), description="How it is held to the truth.")
+    truth: ValidateConfig = Field(ValidateConfig(), description="How its accuracy is checked.")
     curriculum: CurriculumConfig | None = Field(
-        CurriculumConfig(), description="New tasks made of old ones; none: tasks are drawn."
+        CurriculumConfig(), description="New tasks made from old ones; null: tasks are drawn."
     )
     given: str | None = Field(
         None,
         min_length=1,
-        description="File of real transitions that are there before the first round, with the columns of the table "
-        "`transitions` (.jsonl, .json, .csv, .parquet, .arrow); none: there are none.",
+        description="File of real transitions to start with, with the columns of the table `transitions` "
+        "(.jsonl, .json, .csv, .parquet, .arrow); null: none.",
     )
     synthetic_share: float = Field(
-        1.0, ge=0, le=1, description="Largest share of a family's groups that a round plays in the experience model."
+        1.0, ge=0, le=1, description="Largest share of a family's groups played in the experience model."
     )
     pools: PoolsConfig | None = Field(
-        None, description="Pools that updates draw from; none: an update is one step on the episodes of its round."
+        None, description="Pools that updates draw from; null: one step on each round's episodes."
     )
     synthetic_rounds: int | None = Field(
-        None, ge=0, le=MOST_ROUNDS, description="Rounds until all episodes are real (sim to real); none: never."
+        None, ge=0, le=MOST_ROUNDS, description="Rounds until all episodes are real (sim to real); null: never."
     )
-    objective: StreamObjective = Field(StreamObjective(), description="GRPO of the actor.")
+    objective: StreamObjective = Field(StreamObjective(), description="The actor's objective.")
 
     def share(self, round_number: int) -> float:
         """Largest share of the groups of a round that are synthetic."""

@@ -22,31 +22,31 @@ ENDINGS = (SUCCESS, FAILURE)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transition(Row):
-    """One step of an environment, real or predicted, with all that a prediction of it would read."""
+    """One step of an environment, real or predicted."""
 
     table: ClassVar[str] = "transitions"
     transition_id: A[str, "t-<episode>-<turn>"]
     round: A[int, "round number"]
     source: A[str, "real, or synthetic: predicted by the experience model"]
-    split: A[str, "fit, held_out: on a seed that no fit sees, or none: a predicted one"]
-    policy: A[str, "who acted: random, actor, or whoever the given file is of"]
+    split: A[str, "fit; held_out: on a seed that no fit sees; none: predicted"]
+    policy: A[str, "who acted: random, actor, or the source of the given file"]
     family: A[str, "task family"]
     environment_seed: A[int, "seed of the environment"]
     episode_id: A[str, "episode it is a step of"]
     turn: A[int, "turn index from 0"]
     goal: A[str, "what the environment asks for"]
-    history: A[list[str], "earlier turns that are shown, the oldest first: observation, action, observation, …"]
+    history: A[list[str], "earlier turns shown, oldest first: observation, action, observation, …"]
     observation: A[str, "what was seen before the action"]
     action: A[str, "the action, as the environment was given it"]
-    actions: A[list[str], "what could be done, by name; none where actions are text"]
-    reasoning: A[str | None, "why the step has that outcome; null: nobody says"]
-    reasoning_source: A[str, "environment, model or none; a teacher's are in the table annotations"]
+    actions: A[list[str], "possible actions, by name; none: actions are text"]
+    reasoning: A[str | None, "why the step has that outcome; null: unknown"]
+    reasoning_source: A[str, "environment, model or none; a teacher's are in annotations"]
     next_observation: A[str, "what was seen after it"]
-    next_actions: A[list[str], "what can be done then, by name"]
-    feedback: A[str, "what was said about the action beside the observation; empty: nothing"]
+    next_actions: A[list[str], "possible actions then, by name"]
+    feedback: A[str, "what was said about the action, apart from the observation"]
     legal: A[bool, "whether the action was legal and taken"]
     outcome: A[str, "continues, success, failure or turn_limit"]
-    reward: A[float, "reward of the episode where the step ends it, else 0"]
+    reward: A[float, "the episode's reward if the step ends it, else 0"]
     prediction_id: A[str | None, "prediction that made it; null for a real one"]
 
     rules: ClassVar[Rules] = Rules(
@@ -76,13 +76,13 @@ class Transition(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation(Row):
-    """Why a real transition is as it is, as a teacher says."""
+    """A teacher's explanation of a real transition."""
 
     table: ClassVar[str] = "annotations"
     transition_id: A[str, "real transition"]
     round: A[int, "round number"]
     reason_code: A[str, "ok, or why there is no text"]
-    text: A[str | None, "what the teacher wrote, on one line; null where it wrote nothing of use"]
+    text: A[str | None, "what the teacher wrote, on one line; null: nothing usable"]
     generation_id: A[str, "token record"]
 
     rules: ClassVar[Rules] = Rules(
@@ -94,7 +94,7 @@ class Annotation(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolItem(Row):
-    """A transition that is in a pool after a round's stage `gather`, in the order it came in."""
+    """A transition in a pool after a round, in order of entry."""
 
     table: ClassVar[str] = "pool"
     pool: A[str, "real, synthetic or held_out"]
@@ -102,7 +102,7 @@ class PoolItem(Row):
     family: A[str, "task family"]
     round: A[int, "round of the transition"]
     stage: A[str, "stage that wrote it"]
-    entered: A[int, "round in which it came into the pool: its vector is there"]
+    entered: A[int, "round it entered the pool, which has its vector"]
 
     rules: ClassVar[Rules] = Rules(
         key=("pool", "transition_id"),
@@ -115,7 +115,7 @@ class PoolItem(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionVector(Row):
-    """The embedding of state and action of a transition that came into a pool."""
+    """The embedding of a transition's state and action."""
 
     table: ClassVar[str] = "transition_vectors"
     transition_id: A[str, "transition"]
@@ -129,7 +129,7 @@ class TransitionVector(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Row):
-    """One output of the experience model about a step: in an episode, or of a step whose truth is known."""
+    """One prediction of the experience model, in an episode or about a real step."""
 
     table: ClassVar[str] = "predictions"
     prediction_id: A[str, "p-<transition it makes or is held to>"]
@@ -137,14 +137,14 @@ class Prediction(Row):
     family: A[str, "task family"]
     episode_id: A[str, "episode of the step"]
     turn: A[int, "turn index from 0"]
-    held_to: A[str | None, "real transition that it is compared with; null in an episode"]
+    held_to: A[str | None, "real transition to compare with; null: in an episode"]
     reason_code: A[str, "ok, or why the output is malformed"]
     neighbors: A[list[str], "similar transitions that it was shown, the nearest first"]
-    outcome: A[str | None, "outcome that it names; null where it is malformed"]
-    reward: A[float | None, "reward that it names; null likewise"]
-    observation_agrees: A[bool | None, "whether its next observation is the true one; null where nobody knows"]
-    outcome_agrees: A[bool | None, "whether outcome and reward are the true ones; null likewise"]
-    reward_error: A[float | None, "distance of its reward from the true one, a malformed one counting as 0"]
+    outcome: A[str | None, "predicted outcome; null: malformed"]
+    reward: A[float | None, "predicted reward; null: malformed"]
+    observation_agrees: A[bool | None, "whether the next observation is right; null: unknown"]
+    outcome_agrees: A[bool | None, "whether outcome and reward are right; null: unknown"]
+    reward_error: A[float | None, "distance of its reward from the true one; a malformed one counts as 0"]
     generation_id: A[str, "token record"]
 
     rules: ClassVar[Rules] = Rules(
@@ -168,15 +168,15 @@ class DreamTask(Row):
     round: A[int, "round number"]
     family: A[str, "task family"]
     group: A[int, "group index of the round"]
-    environment_seed: A[int, "seed of the level; of a written task that of the one it was made of"]
+    environment_seed: A[int, "seed of the level; for a written task, its parent's"]
     synthetic: A[bool, "whether it is played in the experience model"]
-    made: A[str, "drawn, graded (a level of the difficulty that was aimed at) or written by the experience model"]
-    parent_round: A[int | None, "round of the task that it was made of"]
+    made: A[str, "drawn, graded (a level of the target difficulty) or written by the experience model"]
+    parent_round: A[int | None, "round of the parent task"]
     parent_group: A[int | None, "its group"]
     parent_variance: A[float | None, "V of its group"]
-    aimed: A[float | None, "difficulty that was aimed at"]
-    difficulty: A[float | None, "difficulty that the environment gives the level"]
-    reason_code: A[str, "ok, or why what the model wrote is no task: the task is then drawn"]
+    aimed: A[float | None, "target difficulty"]
+    difficulty: A[float | None, "the environment's difficulty of the level"]
+    reason_code: A[str, "ok, or why the model's text is no task; the task is then drawn"]
     generation_id: A[str | None, "token record of what the model wrote"]
 
     rules: ClassVar[Rules] = Rules(
@@ -199,11 +199,11 @@ class TaskValue(Row):
     first_observation: A[str, "text of the first observation"]
     synthetic: A[bool, "whether it was played in the experience model"]
     made: A[str, "drawn, graded or written"]
-    difficulty: A[float | None, "difficulty that the environment gives the level"]
+    difficulty: A[float | None, "the environment's difficulty of the level"]
     rollouts: A[int, "usable episodes"]
     mean: A[float, "mean reward r̄"]
     variance: A[float, "V = mean of (r - r̄)² over these episodes"]
-    success: A[float, "share of them that succeeded"]
+    success: A[float, "share of successes"]
 
     rules: ClassVar[Rules] = Rules(
         key=("round", "group"),
@@ -213,7 +213,7 @@ class TaskValue(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PooledEpisode(Row):
-    """One episode of a pool that updates draw from, after a round's credit."""
+    """One episode in a pool that updates draw from."""
 
     table: ClassVar[str] = "episode_pool"
     pool: A[str, "real or synthetic"]
@@ -223,9 +223,9 @@ class PooledEpisode(Row):
     generation_stage: A[str, "stage that played it"]
     generation_ids: A[list[str], "token records of its sequences"]
     reward: A[float, "its reward"]
-    advantage: A[float, "its advantage among its group, when it came in"]
-    entered_order: A[int, "order of entry over the run: the oldest leave first"]
-    status: A[str, "held, or evicted in this round: it is in no later pool"]
+    advantage: A[float, "its advantage in its group"]
+    entered_order: A[int, "order of entry over the run; the oldest leave first"]
+    status: A[str, "held, or evicted in this round"]
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
@@ -249,13 +249,13 @@ class PoolBatch(Row):
 
     table: ClassVar[str] = "pool_batches"
     step: A[int, "optimizer step of the update, from 0"]
-    real_share: A[float, "share of it that was to be real"]
+    real_share: A[float, "intended share of real episodes"]
     real: A[int, "real episodes"]
     synthetic: A[int, "synthetic episodes"]
-    real_held: A[int, "real episodes that it was drawn from"]
-    synthetic_held: A[int, "synthetic ones"]
-    real_capacity: A[int, "most real episodes that are kept"]
-    synthetic_capacity: A[int, "most synthetic ones"]
+    real_held: A[int, "real episodes in the pool"]
+    synthetic_held: A[int, "synthetic episodes in the pool"]
+    real_capacity: A[int, "most real episodes kept"]
+    synthetic_capacity: A[int, "most synthetic episodes kept"]
 
     rules: ClassVar[Rules] = Rules(
         key=("step",),
@@ -277,7 +277,7 @@ class PoolDraw(Row):
     table: ClassVar[str] = "pool_draws"
     step: A[int, "optimizer step of the update, from 0"]
     pool: A[str, "real or synthetic"]
-    episode_id: A[str, "episode, which is in a batch at most once"]
+    episode_id: A[str, "episode, at most once per batch"]
     family: A[str, "task family"]
     age: A[int, "rounds since it was played"]
 

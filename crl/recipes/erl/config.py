@@ -33,38 +33,40 @@ class ReflectConfig(Model):
     """What the reflector reads and writes."""
 
     form: Literal["text", "tag"] = Field(
-        "text", description="The whole output is the new instructions, or what is inside the last <instructions> tag."
+        "text",
+        description="text: the whole output is the new instructions; tag: what is inside the last <instructions> tag.",
     )
     max_characters: int = Field(4000, ge=8, le=20_000, description="Longest reflection; a longer one is malformed.")
     truncated: Literal["malformed", "keep"] = Field(
-        "malformed", description="A reflection that the length limit ended is malformed, or kept as far as it goes."
+        "malformed", description="A reflection cut off by the token limit is malformed, or kept."
     )
     batch: int = Field(64, ge=1, le=4096, description="Reflections sampled side by side.")
     malformed_reward: Literal["outcome"] | Annotated[float, Field(ge=-1000, le=1000)] = Field(
         "outcome",
-        description="Reward of a malformed reflection: that of the next attempt, which the old instructions guided, as "
-        "the authors' code has it; or a number.",
+        description="Reward of a malformed reflection; outcome: that of the next attempt, as in the authors' code.",
     )
 
 
 class MemoryConfig(Model):
-    """How reflecting reads the bank of reflections that led to a success."""
+    """How the reflector uses the bank of successful reflections."""
 
     order: Literal["similarity", "recency", "last"] = Field(
         "similarity",
-        description="Which reflections are shown: the most similar of the task family, its newest, or the newest of "
-        "all families (the authors' memory of one text).",
+        description="Which reflections it sees. similarity: the most similar of the family; recency: its newest; "
+        "last: the newest of all (the authors' code).",
     )
-    top_k: int = Field(2, ge=1, le=16, description="Reflections shown at most; `last` shows one.")
-    threshold: float = Field(-1.0, ge=-1, le=1, description="Least cosine of what is shown (similarity only).")
+    top_k: int = Field(2, ge=1, le=16, description="Most reflections shown; last: 1.")
+    threshold: float = Field(-1.0, ge=-1, le=1, description="Least cosine (similarity only).")
     attempts: bool = Field(
         True,
-        description="An entry keeps the attempt that its reflection is about and the one that it led to, and the "
-        "reflector is shown all three; false: the reflection alone, as in the authors' code.",
+        description="Also keep and show the attempts before and after a reflection; false: the reflection alone, "
+        "as in the authors' code.",
     )
     embedder: EmbedderName = "minilm"
     query_instruction: str | None = Field(
-        None, max_length=4000, description="What precedes queries only; none: the model's own prompt `query`."
+        None,
+        max_length=4000,
+        description="Text before queries only; null: the embedder's own prompt `query`, if it has one.",
     )
 
     @property
@@ -76,22 +78,20 @@ class MemoryConfig(Model):
 class RevisionConfig(Model):
     """How a further attempt is played."""
 
-    shows_attempt: bool = Field(
-        False, description="Whether its instructions end with the attempt before it; the paper leaves that out."
-    )
+    shows_attempt: bool = Field(False, description="End the instructions with the attempt before. The paper does not.")
     temperature: float | None = Field(
-        None, ge=COLDEST, le=5, description="Its sampling temperature; none: as first attempts are sampled."
+        None, ge=COLDEST, le=5, description="Sampling temperature; null: as in first attempts."
     )
 
 
 class InternalizeConfig(Model):
-    """Second attempts that earned something, learned in the context of the first prompt."""
+    """Learns rewarded second attempts in the context of the first prompt."""
 
-    weight: float = Field(1.0, gt=0, le=1000, description="Factor of the loss; the reward is another.")
+    weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss, beside the reward.")
 
 
 class ErlConfig(RecipeConfig):
-    """Experiential RL: an attempt, a reflection on it, another attempt that the reflection guides."""
+    """Experiential RL: an attempt, a reflection, and another attempt guided by it."""
 
     kind: Literal["erl"] = "erl"
     BUILDER: ClassVar[str] = "crl.recipes.erl.round:build"
@@ -107,28 +107,26 @@ class ErlConfig(RecipeConfig):
         }
     )
 
-    revisions: int = Field(1, ge=1, le=8, description="Further attempts of an episode, each with fresh feedback.")
-    gate: float | None = Field(
-        1.0, ge=-1e6, le=1e6, description="An attempt that earned less is tried again; none: every attempt is."
-    )
+    revisions: int = Field(1, ge=1, le=8, description="Further attempts per episode, each with new feedback.")
+    gate: float | None = Field(1.0, ge=-1e6, le=1e6, description="Try again if an attempt earned less; null: always.")
     revision: RevisionConfig = Field(RevisionConfig(), description="How further attempts are played.")
     attempt_characters: int = Field(
         1000,
         ge=120,
         le=LONGEST_ATTEMPT,
-        description="Most characters of an attempt that the memory keeps, or that `revision.shows_attempt` shows.",
+        description="Most characters of an attempt that memory or `revision.shows_attempt` shows.",
     )
     reflect: ReflectConfig | None = Field(
-        ReflectConfig(), description="Reflections; none: further attempts go by the old instructions."
+        ReflectConfig(), description="Reflections; null: further attempts keep the old instructions."
     )
     memory: MemoryConfig | None = Field(
-        MemoryConfig(), description="Reflecting reads what led to a success; none: no bank is kept."
+        MemoryConfig(), description="A bank of successful reflections for the reflector; null: none."
     )
-    bank: BankConfig = Field(BankConfig(capacity=1000), description="Capacity and eviction of the memory.")
-    approve_bank: bool = Field(False, description="A person approves each round's bank first.")
-    objective: StreamObjective = Field(StreamObjective(), description="GRPO of every stream.")
+    bank: BankConfig = Field(BankConfig(capacity=1000), description="Capacity and eviction of that bank.")
+    approve_bank: bool = Field(False, description="A person approves each round's bank.")
+    objective: StreamObjective = Field(StreamObjective(), description="The objective of all streams.")
     internalize: InternalizeConfig | None = Field(
-        InternalizeConfig(), description="Next-token loss on what succeeded with guidance, without it; none: not."
+        InternalizeConfig(), description="Next-token loss on guided successes, without their guidance; null: off."
     )
 
     @property

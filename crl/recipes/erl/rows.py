@@ -18,7 +18,7 @@ class Reflection(Row):
     """What the reflector wrote about an attempt: new instructions for the next one."""
 
     table: ClassVar[str] = "reflections"
-    reflection_id: A[str, "f-<attempt>; of an output that enters the memory also the id of its distillation"]
+    reflection_id: A[str, "f-<attempt>; also the id of its distillation, if it enters the memory"]
     round: A[int, "round number"]
     family: A[str, "task family"]
     revision: A[int, "1 for the one about a first attempt"]
@@ -26,12 +26,12 @@ class Reflection(Row):
     retry_id: A[str, "attempt that it guides"]
     reward: A[float, "reward of the attempt it is about"]
     feedback: A[str, "what the environment said about the whole attempt"]
-    entry_ids: A[list[str], "memories that the reflector was shown, in that order"]
+    entry_ids: A[list[str], "memories that the reflector was shown, in order"]
     content_digests: A[list[str], "versions of these entries"]
-    reason_code: A[str, "ok, or why the output is malformed: the next attempt then goes by the old instructions"]
-    text: A[str | None, "the new instructions; null where the output is malformed"]
+    reason_code: A[str, "ok, or why the output is malformed; the next attempt then keeps the old instructions"]
+    text: A[str | None, "the new instructions; null: malformed"]
     turns: A[int, "turns of the attempt"]
-    turns_shown: A[int, "turns that the prompt showed in full: fewer than turns where it was cut"]
+    turns_shown: A[int, "turns that the prompt showed in full; fewer than turns if it was cut"]
     generation_id: A[str, "token record"]
 
     rules: ClassVar[Rules] = Rules(
@@ -55,15 +55,15 @@ class Reflection(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RevisedAttempt(Row):
-    """What an entry of the memory keeps beside its reflection: an attempt and the one that it led to, clipped."""
+    """The attempts before and after a reflection in the memory, cut to length."""
 
     table: ClassVar[str] = "revised_attempts"
     entry_id: A[str, "entry of the memory; its text is the reflection"]
     round: A[int, "round number"]
     episode_id: A[str, "attempt that the reflection is about"]
     retry_id: A[str, "attempt that it guided, which succeeded"]
-    first: A[str, "text of the former: turns and result, at most recipe.attempt_characters long"]
-    revised: A[str, "text of the latter, likewise"]
+    first: A[str, "text of the first attempt: turns and result, at most recipe.attempt_characters long"]
+    revised: A[str, "text of the revised attempt, likewise"]
 
     rules: ClassVar[Rules] = Rules(
         key=("entry_id",),

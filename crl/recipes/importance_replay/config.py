@@ -26,65 +26,56 @@ NEUTRAL = 0.5
 
 
 class ReplayBufferConfig(Model):
-    """Past samples, and how many of them an update draws."""
+    """Past samples to draw from."""
 
-    capacity: int = Field(
-        100_000, ge=0, le=1_000_000, description="Episodes kept, first in, first out; 0: none, as with weighting none."
-    )
+    capacity: int = Field(100_000, ge=0, le=1_000_000, description="Episodes kept; the oldest leave. 0: none.")
     batch: int | None = Field(
         None,
         ge=1,
         le=65_536,
-        description="Episodes of an optimizer step, each at most once; none: as many as the round played. A buffer of "
-        "fewer gives all it has.",
+        description="Episodes per step; null: as many as a round plays. A smaller buffer gives all it has.",
     )
-    steps: int = Field(1, ge=1, le=10_000, description="Optimizer steps of a round, each on a batch of its own.")
+    steps: int = Field(1, ge=1, le=10_000, description="Steps per round, each on its own batch.")
 
 
 class ExtractorNetworkConfig(Model):
-    """The extractor network, which predicts what a sample is worth; its loss, and when it scores the buffer."""
+    """A small network that predicts how much a sample helps."""
 
     embedder: str | None = Field(
         "minilm",
         min_length=1,
-        description="Embeds task and actions of a sample: minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or "
-        "a sentence-transformers model; none: the network sees reward, advantage, length, age and likelihood alone.",
+        description="Embeds a sample's task and actions: minilm, lexical or a sentence-transformers model. null: "
+        "the network sees reward, advantage, length, age and likelihood only.",
     )
     hidden: int = Field(64, ge=1, le=4096, description="Width of the hidden layer.")
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="Step size of Adam.")
-    epochs: int = Field(8, ge=1, le=10_000, description="Passes over the window in a round, a step each.")
-    window: int = Field(
-        16, ge=1, le=1024, description="Rounds whose measured draws it is trained on, the present one included."
-    )
-    extractor_coefficient: float = Field(0.5, ge=0, le=1000, description="Factor of the binary cross-entropy.")
-    coupling_coefficient: float = Field(0.1, ge=0, le=1000, description="Factor of the mean of |score − label|.")
-    refresh_every: int = Field(
-        10, ge=1, le=1_000_000, description="Training episodes from one scoring of the buffer to another."
-    )
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="Learning rate (Adam).")
+    epochs: int = Field(8, ge=1, le=10_000, description="Passes over the window per round.")
+    window: int = Field(16, ge=1, le=1024, description="Rounds of measured draws to train on, including this one.")
+    extractor_coefficient: float = Field(0.5, ge=0, le=1000, description="Weight of the binary cross-entropy.")
+    coupling_coefficient: float = Field(0.1, ge=0, le=1000, description="Weight of the mean |score − label|.")
+    refresh_every: int = Field(10, ge=1, le=1_000_000, description="Training episodes between scorings of the buffer.")
     refresh_samples: int | None = Field(
-        1000, ge=1, le=1_000_000, description="Samples scored at a time, drawn evenly; none: the whole buffer."
+        1000, ge=1, le=1_000_000, description="Samples per scoring, drawn evenly; null: all."
     )
 
 
 class ReplayProbeConfig(Model):
-    """Training tasks that only probes play: before and after an update, with common random numbers."""
+    """Training tasks that are played before and after an update, with the same random numbers."""
 
-    tasks: int = Field(8, ge=1, le=4096, description="Tasks per family in a round, each played before and after.")
+    tasks: int = Field(8, ge=1, le=4096, description="Tasks per family and round.")
     pool: int = Field(
-        256, ge=1, le=1_000_000, description="Train seeds of a family that are set apart for probes: its last ones."
+        256, ge=1, le=1_000_000, description="Training seeds per family set apart for probes (the last ones)."
     )
-    margin: float = Field(
-        0.0, ge=0, le=1e6, description="Mean differences of the reward up to this size, either way, are ties."
-    )
+    margin: float = Field(0.0, ge=0, le=1e6, description="Mean reward differences up to this size are ties.")
     scope: Literal["all", "family", "task"] = Field(
         "all",
-        description="What a sample's label is measured on: the probes of all families, those of its own, or of its own "
-        "task. With task, probes play tasks of the samples that the update draws, and only these have labels.",
+        description="What labels a sample: the probes of all families, of its own, or of its own task. With "
+        "task, probes play the tasks of drawn samples, and only these get labels.",
     )
 
 
 class ImportanceReplayConfig(RecipeConfig):
-    """Importance-weighted replay: updates draw past samples in proportion to a learned worth."""
+    """Importance-weighted replay: updates draw past samples by a learned score."""
 
     kind: Literal["importance_replay"] = "importance_replay"
     BUILDER: ClassVar[str] = "crl.recipes.importance_replay.round:build"
@@ -101,15 +92,15 @@ class ImportanceReplayConfig(RecipeConfig):
 
     weighting: Literal["learned", "uniform", "none"] = Field(
         "learned",
-        description="How past samples are drawn: in proportion to their scores, evenly, or not at all (an update then "
-        "trains the samples of its round).",
+        description="How past samples are drawn: by score, evenly, or not at all (updates then use the round's "
+        "samples).",
     )
-    buffer: ReplayBufferConfig = Field(ReplayBufferConfig(), description="The replay buffer.")
+    buffer: ReplayBufferConfig = Field(ReplayBufferConfig(), description="Past samples.")
     extractor: ExtractorNetworkConfig = Field(ExtractorNetworkConfig(), description="The network that scores samples.")
-    probe: ReplayProbeConfig = Field(ReplayProbeConfig(), description="How it is measured whether an update helped.")
+    probe: ReplayProbeConfig = Field(ReplayProbeConfig(), description="How crl measures whether an update helped.")
     objective: StreamObjective = Field(
         StreamObjective(epsilon_high=0.2, beta=0.0, loss_type="grpo"),
-        description="GRPO; ratios are against the probabilities that sampled the tokens, however long ago.",
+        description="GRPO, with ratios to the probabilities that sampled the tokens.",
     )
 
     @property

@@ -20,7 +20,7 @@ LABELS = {IMPROVED: 1.0, WORSE: 0.0}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayItem(Row):
-    """One past sample of the replay buffer, after a round's credit: a sequence of an episode that has a trained token.
+    """One past sample in the replay buffer: a sequence of an episode.
 
     All of an episode come and go together.
     """
@@ -33,17 +33,17 @@ class ReplayItem(Row):
     episode_id: A[str, "episode it is a sequence of"]
     family: A[str, "task family"]
     reward: A[float, "reward of the episode"]
-    advantage: A[float, "its advantage among the rollouts of its group, in the round that played it"]
+    advantage: A[float, "its advantage in its group"]
     turns: A[int, "turns of the episode"]
-    trained: A[int, "tokens that carry the objective"]
+    trained: A[int, "trained tokens"]
     mean_logprob: A[float, "mean behavior log-probability of these tokens"]
-    entered_order: A[int, "order of entry over the run: the oldest leave first"]
-    score: A[float, "what the network says it is worth, 0 to 1; 0.5 until it says so"]
-    scored_round: A[int | None, "round the score is of; null before the first"]
+    entered_order: A[int, "order of entry over the run; the oldest leave first"]
+    score: A[float, "the network's score, 0 to 1; 0.5 before the first"]
+    scored_round: A[int | None, "round of the score; null: none yet"]
     draws: A[int, "times it was drawn so far"]
     last_drawn_round: A[int | None, "round of the last draw"]
-    status: A[str, "held, or evicted in this round: it is in no later buffer"]
-    environment_seed: A[int | None, "seed of the task that it is an attempt at"] = None
+    status: A[str, "held, or evicted in this round"]
+    environment_seed: A[int | None, "seed of its task"] = None
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -69,11 +69,11 @@ class ReplayItem(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEmbedding(Row):
-    """What a sample is about, as the network sees it; written in the round in which the sample enters the buffer."""
+    """The embedding of a sample, written when it enters the buffer."""
 
     table: ClassVar[str] = "replay_embeddings"
     generation_id: A[str, "token record"]
-    embedding: A[list[float], FLOATS, "unit vector of task and actions; empty without an embedder"]
+    embedding: A[list[float], FLOATS, "unit vector of task and actions; empty: no embedder"]
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -84,7 +84,7 @@ class ReplayEmbedding(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayDraw(Row):
-    """One sample of one optimizer step's batch: a sequence of an episode, which is in a batch at most once."""
+    """One sample of one optimizer step's batch."""
 
     table: ClassVar[str] = "replay_draws"
     added: ClassVar[tuple[str, ...]] = ("environment_seed",)
@@ -92,14 +92,12 @@ class ReplayDraw(Row):
     generation_id: A[str, "token record"]
     episode_id: A[str, "episode it is a sequence of"]
     family: A[str, "task family"]
-    probability: A[float, "that the first draw of the batch is its episode"]
+    probability: A[float, "probability that the batch's first draw is its episode"]
     score: A[float, "its score"]
-    factor: A[
-        float, "score of its episode, by which that is drawn and its loss is weighted; 1 where drawing is uniform"
-    ]
+    factor: A[float, "weight in drawing and in the loss; 1: uniform drawing"]
     age: A[int, "rounds since it was played"]
-    features: A[list[float], FLOATS, "what the network sees of it in this round; empty where drawing is uniform"]
-    environment_seed: A[int | None, "seed of the task that it is an attempt at"] = None
+    features: A[list[float], FLOATS, "the network's input for it; empty: uniform drawing"]
+    environment_seed: A[int | None, "seed of its task"] = None
 
     rules: ClassVar[Rules] = Rules(
         key=("step", "generation_id"),
@@ -117,7 +115,7 @@ class ReplayDraw(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePair(Row):
-    """One held-out training task, played before and after an update with the same random stream."""
+    """One probe task, played before and after an update with the same random stream."""
 
     table: ClassVar[str] = "probe_pairs"
     family: A[str, "task family"]
@@ -128,7 +126,7 @@ class ProbePair(Row):
     after_digest: A[str, "the weights after"]
     before: A[float, "reward before"]
     after: A[float, "reward after"]
-    counts: A[bool, "whether both ended by the rules of the environment"]
+    counts: A[bool, "whether both ended by the environment's rules"]
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "environment_seed"),
@@ -144,20 +142,18 @@ class ProbePair(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement(Row):
-    """Whether an update improved the actor on the probes of a scope."""
+    """Whether an update improved the actor on its probes."""
 
     table: ClassVar[str] = "improvements"
     added: ClassVar[tuple[str, ...]] = ("environment_seed",)
-    family: A[str | None, "task family whose probes and samples it speaks of; null: all of them"]
+    family: A[str | None, "task family of the probes and samples; null: all"]
     pairs: A[int, "pairs that count"]
     before: A[float | None, "mean reward before; null without pairs"]
     after: A[float | None, "mean reward after"]
     difference: A[float | None, "mean of after - before over the pairs"]
     verdict: A[str, "improved, worse, tie, unchanged (no step was taken) or unknown (no pair counts)"]
-    label: A[float | None, "1 improved, 0 worse; null otherwise: it trains nobody"]
-    environment_seed: A[
-        int | None, "seed of the task whose probe and samples it speaks of; null: all of the family"
-    ] = None
+    label: A[float | None, "1 improved, 0 worse; null: trains nothing"]
+    environment_seed: A[int | None, "seed of the task; null: all of the family"] = None
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "environment_seed"),

@@ -32,7 +32,7 @@ Split = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,60}$")]
 
 
 class AlfworldConfig(EnvironmentConfig):
-    """ALFWorld's text games: six kinds of household tasks, played in the words of the alfworld package."""
+    """ALFWorld's text games: six kinds of household tasks."""
 
     model_config = ConfigDict(title="ALFWorld")
 
@@ -41,24 +41,18 @@ class AlfworldConfig(EnvironmentConfig):
     kind: Literal["alfworld"] = "alfworld"
     data: Path | None = Field(
         None,
-        description="Folder that holds json_2.1.1, as alfworld-download fills it. null: $ALFWORLD_DATA, else "
+        description="Folder with json_2.1.1, as alfworld-download fills it. null: $ALFWORLD_DATA, else "
         "~/.cache/alfworld.",
     )
-    train_split: Split = Field("train", description="Folder of the games that seeds of training play.")
-    evaluation_split: Split = Field(
-        "valid_unseen", description="Folder of the games that seeds from held_out_from on play."
-    )
-    tasks: tuple[Task, ...] = Field(
-        TASKS, min_length=1, description="Task families that are played; all six unless some are named."
-    )
-    max_turns: int = Field(40, ge=1, le=1000, description="Turns before an episode counts as failed.")
-    failure_reward: float = Field(
-        -1.0, ge=-1000.0, le=1.0, description="Reward of an episode that does not reach its goal; one that does gets 1."
-    )
+    train_split: Split = Field("train", description="Folder of the training games.")
+    evaluation_split: Split = Field("valid_unseen", description="Folder of the held-out games.")
+    tasks: tuple[Task, ...] = Field(TASKS, min_length=1, description="Kinds of tasks to play.")
+    max_turns: int = Field(40, ge=1, le=1000, description="Turns after which an episode is lost.")
+    failure_reward: float = Field(-1.0, ge=-1000.0, le=1.0, description="Reward of a lost episode; a won one earns 1.")
     wording: Wording = Field(
         "put",
-        description="Words for putting something down: put X in/on Y (release 2.1.1, the paper's), move X to Y "
-        "(alfworld from 0.4 on), or file: as each game file says it.",
+        description="How to put something down. put: put X in/on Y (release 2.1.1, the paper's); move: move X to "
+        "Y (alfworld from 0.4 on); file: as the game file says.",
     )
     held_out_from: HeldOutFrom = 1_000_000
 

@@ -32,42 +32,42 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class GymnasiumConfig(BridgeConfig):
-    """A registered Gymnasium id whose observations are text."""
+    """A registered Gymnasium environment with text observations."""
 
     model_config = ConfigDict(title="Gymnasium")
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("gymnasium",)
 
     kind: Literal["gymnasium"] = "gymnasium"
-    id: str = Field(description="Registered id, or module:id: the module is imported first.")
+    id: str = Field(description="Registered id, or module:id to import the module first.")
     arguments: dict[str, Argument | list[str | Whole | Real]] = Field(
-        default_factory=dict, description="Arguments that the environment is made with."
+        default_factory=dict, description="Arguments of the environment."
     )
     goal: str = Field(
         "Solve the task.",
         min_length=1,
         max_length=4000,
-        description="What is asked for, where no field of the observation (mission, goal, task, instruction) says it.",
+        description="The goal, if no field of the observation (mission, goal, task, instruction) says it.",
     )
     action_names: tuple[str, ...] = Field(
-        (), description="Names of numbered actions, in their order; empty: those that the environment knows."
+        (), description="Names of the numbered actions, in order; []: the environment's."
     )
     form: str = Field(
         "write the action",
         min_length=1,
         max_length=500,
-        description="What may be written, where actions are text: shown where a prompt asks for {actions}.",
+        description="Where actions are text: what a prompt shows for {actions}.",
     )
     max_turns: int = Field(
-        50, ge=1, le=10_000, description="Turns before an episode counts as failed; the id's own limit holds too."
+        50, ge=1, le=10_000, description="Turns after which an episode is lost; the game's own limit holds, too."
     )
     success_above: float = Field(
-        0.0, ge=-1e9, le=1e9, description="An episode that terminates with more reward than this in all has succeeded."
+        0.0, ge=-1e9, le=1e9, description="A terminated episode with a larger total reward is won."
     )
     global_random: bool = Field(
         False,
-        description="The environment draws from Python's or NumPy's global generator: each episode is given states of "
-        "its own, and one slot steps at a time.",
+        description="Set it if the environment draws from Python's or NumPy's global generator; one episode then "
+        "steps at a time.",
     )
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ _NOTHING = {"unseen", "empty", "wall", "floor", "agent"}
 
 
 class MiniGridConfig(BridgeConfig):
-    """A registered MiniGrid or BabyAI id, its view in words."""
+    """A registered MiniGrid or BabyAI environment, its view in words."""
 
     model_config = ConfigDict(title="MiniGrid")
 
@@ -49,10 +49,10 @@ class MiniGridConfig(BridgeConfig):
     kind: Literal["minigrid"] = "minigrid"
     id: str = Field("BabyAI-GoToObj-v0", description="Registered id: MiniGrid-… or BabyAI-….")
     max_turns: int = Field(
-        64, ge=1, le=10_000, description="Turns before an episode counts as failed; the package's own limit holds too."
+        64, ge=1, le=10_000, description="Turns after which an episode is lost; the game's own limit holds, too."
     )
     reward: Literal["success", "native"] = Field(
-        "success", description="success: 1 or 0; native: the package's, which falls with the turns that were taken."
+        "success", description="success: 1 or 0; native: the package's, which falls with each turn."
     )
     held_out_from: HeldOutFrom = 1_000_000
 

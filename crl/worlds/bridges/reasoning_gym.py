@@ -36,7 +36,7 @@ _FULL_MARK = 1 - 1e-9
 
 
 class ReasoningGymConfig(BridgeConfig):
-    """A dataset of reasoning-gym: one question, one answer, the package's own scorer."""
+    """A dataset of reasoning-gym: one question, one answer, the package's scorer."""
 
     model_config = ConfigDict(title="reasoning-gym")
 
@@ -45,7 +45,7 @@ class ReasoningGymConfig(BridgeConfig):
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = Field(description="Name of the dataset, such as chain_sum.")
     parameters: dict[str, Parameter] = Field(
-        default_factory=dict, description="Parameters of the dataset, but `seed` and `size`."
+        default_factory=dict, description="Its parameters, except `seed` and `size`."
     )
     held_out_from: HeldOutFrom = 1_000_000
 

@@ -39,18 +39,16 @@ class TextArenaConfig(BridgeConfig):
     PACKAGES: ClassVar[tuple[str, ...]] = ("textarena",)
 
     kind: Literal["textarena"] = "textarena"
-    id: str = Field("GuessTheNumber-v0", description="Registered id of a single-player game, such as Mastermind-v0.")
-    arguments: dict[str, Argument] = Field(
-        default_factory=dict, description="Arguments of the game that differ from those of its id."
-    )
+    id: str = Field("GuessTheNumber-v0", description="Registered id, such as Mastermind-v0.")
+    arguments: dict[str, Argument] = Field(default_factory=dict, description="Arguments of the game.")
     form: str = Field(
         "one move in square brackets, as the rules say, such as [move]",
         min_length=1,
         max_length=500,
-        description="What a move looks like: shown where a prompt asks for {actions}.",
+        description="What a prompt shows for {actions}: the form of a move.",
     )
     max_turns: int = Field(
-        30, ge=1, le=10_000, description="Turns before an episode counts as failed; the game's own limit holds too."
+        30, ge=1, le=10_000, description="Turns after which an episode is lost; the game's own limit holds, too."
     )
 
     @model_validator(mode="after")

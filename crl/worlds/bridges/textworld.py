@@ -47,7 +47,7 @@ _NOT_TOLD = re.compile(r"^>?$|[$_|\\/]{2}|^>?\s*-= .* =-\s*-?\d+/\d+$|^Would you
 
 
 class TextWorldConfig(BridgeConfig):
-    """TextWorld games: `.z8` files, with their `.json`."""
+    """TextWorld games: `.z8` files with their `.json`."""
 
     model_config = ConfigDict(title="TextWorld")
 
@@ -56,21 +56,21 @@ class TextWorldConfig(BridgeConfig):
     PATHS: ClassVar[tuple[str, ...]] = ("games", "held_out_games")
 
     kind: Literal["textworld"] = "textworld"
-    games: str = Field(description="Path or pattern of the game files, such as games/*.z8.")
+    games: str = Field(description="Path or pattern of the games, such as games/*.z8.")
     held_out_games: str | None = Field(
         None,
-        description="Path or pattern of the games that held-out seeds play; null: a quarter of `games`, by content.",
+        description="Path or pattern of the held-out games; null: a quarter of `games`, by content.",
         exclude_if=lambda value: value is None,
     )
     commands: Literal["listed", "free"] = Field(
         "listed",
-        description="listed: the actor chooses among the commands that are possible, where the game tells them; free: "
-        "it writes any command.",
+        description="listed: the actor chooses among the possible commands, if the game lists them; free: it "
+        "writes any command.",
     )
     reward: Literal["success", "score"] = Field(
-        "success", description="success: 1 or 0; score: the share of the game's points."
+        "success", description="success: 1 or 0; score: share of the game's points."
     )
-    max_turns: int = Field(50, ge=1, le=10_000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(50, ge=1, le=10_000, description="Turns after which an episode is lost.")
     held_out_from: HeldOutFrom = 1_000_000
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ Target = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 
 
 class DatasetConfig(EnvironmentConfig):
-    """A data set whose rows are tasks, and reward functions that score what is written; those of TRL as they are."""
+    """A data set whose rows are tasks, and reward functions that score the answers, such as TRL's."""
 
     model_config = ConfigDict(title="data set")
 
@@ -42,55 +42,51 @@ class DatasetConfig(EnvironmentConfig):
     kind: Literal["dataset"] = "dataset"
     data: str = Field(
         min_length=1,
-        description="A file (.jsonl, .json, .csv, .parquet, .arrow), a folder that datasets.save_to_disk wrote, or a "
-        "data set of the Hugging Face Hub: owner/name, or owner/name@revision.",
+        description="A file (.jsonl, .json, .csv, .parquet, .arrow), a folder by datasets.save_to_disk, or a Hub "
+        "data set: owner/name or owner/name@revision.",
     )
     subset: str | None = Field(
-        None, exclude_if=unset, description="Which configuration of a data set of the Hub; null: the only one."
+        None, exclude_if=unset, description="Configuration of a Hub data set; null: the only one."
     )
-    split: str | None = Field(
-        None, exclude_if=unset, description="Which split is trained on, where there are several; null: train."
-    )
+    split: str | None = Field(None, exclude_if=unset, description="Split to train on; null: the only one, else train.")
     test_split: str | None = Field(
         None,
         exclude_if=unset,
-        description="Which split is held out; null: a share of the rows. A training row whose prompt is in it is left "
-        "out.",
+        description="Held-out split; null: a share of the rows. Training rows with a prompt of this split are "
+        "left out.",
     )
     test_size: float = Field(
         0.1,
         gt=0,
         lt=1,
-        description="Share of the rows that is held out, by a digest of the prompt: equal prompts are on one side.",
+        description="Held-out share of the rows, by a digest of the prompt, so that equal prompts stay together.",
     )
     prompt: str = Field(
-        "prompt", min_length=1, description="Column of the prompts: a text, or messages with role and content."
+        "prompt", min_length=1, description="Column of prompts: texts, or messages with role and content."
     )
     reward: Target | list[Target] | None = Field(
         None,
-        description="Reward function as module:function, written for TRL's GRPOTrainer; or a list of them, whose "
-        "rewards are added. null: none, where a judge gives the family's reward.",
+        description="Reward function, module:function, as TRL's GRPOTrainer takes it; the rewards of a list are "
+        "added. null: a judge gives the reward.",
     )
     reward_weights: list[Weight] | None = Field(
         None, exclude_if=unset, description="Weights of several reward functions; null: 1 each."
     )
-    success_at: float = Field(
-        1.0, ge=-1_000_000, le=1_000_000, description="An episode whose reward is at least this counts as solved."
-    )
+    success_at: float = Field(1.0, ge=-1_000_000, le=1_000_000, description="Least reward that counts as solved.")
     completion: str | None = Field(
         None,
         exclude_if=unset,
-        description="Column with a good completion, which a warm start imitates; null: there is none.",
+        description="Column of good completions for a warm start; null: none.",
     )
     answer: Target | None = Field(
         None,
         exclude_if=unset,
-        description="module:function that answers the actor: f(messages, **columns) returns the next user message, or "
-        "None where the episode is over. null: an episode is one completion.",
+        description="module:function that answers the actor: f(messages, **columns) returns the next user "
+        "message, or None at the end. null: an episode is one completion.",
     )
-    max_turns: int = Field(1, ge=1, le=1000, description="Turns of an episode; more than one only with `answer`.")
+    max_turns: int = Field(1, ge=1, le=1000, description="Turns per episode; more than 1 needs `answer`.")
     goal: str = Field(
-        "Answer the prompt.", min_length=1, description="What every task asks for, in words; the extractor reads it."
+        "Answer the prompt.", min_length=1, description="What all tasks ask for, in words, for the extractor."
     )
     held_out_from: HeldOutFrom = 1_000_000
 

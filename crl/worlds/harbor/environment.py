@@ -38,21 +38,19 @@ _LARGEST = 1 << 20
 
 
 class HarborConfig(ProgramConfig):
-    """Task folders in Harbor's form: your agent plays them in a sandbox, and their own tests say what it earned."""
+    """Task folders in Harbor's form: your agent plays in a sandbox, and the folder's tests score it."""
 
     model_config = ConfigDict(title="harbor")
 
     kind: Literal["harbor"] = "harbor"
     command: list[Annotated[str, Field(min_length=1)]] = Field(
         min_length=1,
-        description="The program and its arguments, {task} standing for the instruction. `python` is the interpreter "
-        "that crl runs in; files are named from the folder that crl is started in. It starts in the task's WORKDIR "
-        "with OPENAI_BASE_URL, OPENAI_API_KEY and CRL_TASK, the instruction.",
+        description="The agent's command; {task} stands for the instruction, and `python` for crl's interpreter. "
+        "File names are relative to where crl starts. It runs in the task's WORKDIR, with OPENAI_BASE_URL, "
+        "OPENAI_API_KEY and CRL_TASK (the instruction).",
     )
     tasks: str = Field(min_length=1, description="Folder of task folders.")
-    success_at: float = Field(
-        1.0, ge=-1_000_000, le=1_000_000, description="An episode whose reward is at least this counts as solved."
-    )
+    success_at: float = Field(1.0, ge=-1_000_000, le=1_000_000, description="Least reward that counts as solved.")
 
     def sides(self) -> Sides[FolderTask]:
         """The tasks. Raises BadInput where they cannot be read."""

@@ -31,32 +31,31 @@ _GIVEN = ("task", "messages", "folder", "exit_code")
 
 
 class HarnessConfig(ProgramConfig):
-    """Your agent as it is: a program, started for each episode, that calls the actor as an OpenAI-style service."""
+    """Your agent as it is: a program per episode that calls the actor over an OpenAI-style API."""
 
     model_config = ConfigDict(title="harness")
 
     kind: Literal["harness"] = "harness"
     command: Target | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
-        description="The program and its arguments, {task} standing for the task's text, or module:function, which is "
-        "called with it. `python` is the interpreter that crl runs in; files are named from the folder that crl is "
-        "started in. It starts in an empty folder with OPENAI_BASE_URL, OPENAI_API_KEY and CRL_TASK."
+        description="The agent's command, or module:function; {task} stands for the task's text, and `python` "
+        "for crl's interpreter. File names are relative to where crl starts. It runs in an empty folder, with "
+        "OPENAI_BASE_URL, OPENAI_API_KEY and CRL_TASK."
     )
-    tasks: str = Field(min_length=1, description="File of tasks, one per row: .jsonl, .json, .csv, .parquet or .arrow.")
-    prompt: str = Field("task", min_length=1, description="Column with the text of a task.")
+    tasks: str = Field(
+        min_length=1, description="File of tasks, one row each: .jsonl, .json, .csv, .parquet or .arrow."
+    )
+    prompt: str = Field("task", min_length=1, description="Column of the task's text.")
     reward: Target | None = Field(
         None,
-        description="module:function that is called when the program has ended: reward(task, messages, folder, "
-        "exit_code, **columns), of which it names what it wants. It returns a number, or its named parts, which are "
-        "added. null: none, where a judge gives the family's reward.",
+        description="module:function called at the end: reward(task, messages, folder, exit_code, **columns) "
+        "takes what it names, and returns a number or named parts to add. null: a judge gives the reward.",
     )
-    success_at: float = Field(
-        1.0, ge=-1_000_000, le=1_000_000, description="An episode whose reward is at least this counts as solved."
-    )
+    success_at: float = Field(1.0, ge=-1_000_000, le=1_000_000, description="Least reward that counts as solved.")
     isolate: bool = Field(
         False,
         exclude_if=off,
-        description="Each program is in a sandbox (bubblewrap): it sees the system, the interpreter and the files that "
-        "the command names, reaches no network but the actor, and may write its folder.",
+        description="Run each program in a sandbox (bubblewrap): no network but the actor, only its folder "
+        "writable; it reads the system, the interpreter and files that the command names.",
     )
 
     @field_validator("command", mode="before")

@@ -39,7 +39,7 @@ _FILES = ("train", "held_out", "paragraphs")
 
 
 class HotpotQAConfig(EnvironmentConfig):
-    """Questions whose answer follows from two paragraphs: search for them, then answer."""
+    """Questions whose answer follows from two paragraphs: search, then answer."""
 
     model_config = ConfigDict(title="HotpotQA")
 
@@ -48,54 +48,48 @@ class HotpotQAConfig(EnvironmentConfig):
     kind: Literal["hotpotqa"] = "hotpotqa"
     questions: Literal["own", "distractor", "fullwiki", "files"] = Field(
         "own",
-        description="own: questions written for this project, which need no files; distractor and fullwiki: HotpotQA's "
-        "training questions, with the development questions of that setting held out; files: those named below.",
+        description="own: questions shipped with crl; distractor, fullwiki: HotpotQA's training questions, with "
+        "the development questions of that setting held out; files: your files below.",
     )
     directory: str | None = Field(
-        None, min_length=1, description="Where the files are; null: $HOTPOTQA_DATA, else ~/.cache/hotpotqa."
+        None, min_length=1, description="Folder of HotpotQA's files; null: $HOTPOTQA_DATA, else ~/.cache/hotpotqa."
     )
-    train_file: str | None = Field(
-        None, min_length=1, description="With questions: files, the file of the questions to train on."
-    )
+    train_file: str | None = Field(None, min_length=1, description="Training questions, for questions: files.")
     held_out_file: str | None = Field(
         None,
         min_length=1,
-        description="With questions: files, the file of the held-out questions; null: a quarter of the questions of "
-        "train_file, by a hash of their words.",
+        description="Held-out questions, for questions: files; null: a quarter of train_file, by a hash of their "
+        "words.",
     )
     paragraphs_file: str | None = Field(
         None,
         min_length=1,
-        description="With questions: files, a file of questions whose paragraphs are searched too (scope: file).",
+        description="More questions whose paragraphs are searched, for questions: files and scope: file.",
     )
     scope: Literal["question", "file"] = Field(
         "question",
-        description="What a search looks through: the question's own paragraphs (ten in the distractor setting), or "
-        "those of all questions of its file.",
+        description="Search the question's own paragraphs, or those of all questions in its file.",
     )
-    search: Way = Field(
-        "bm25", description="How paragraphs are found: by words (BM25), or by the nearest embeddings of an embedder."
-    )
+    search: Way = Field("bm25", description="By words (BM25) or by embeddings.")
     embedder: str = Field(
         "minilm",
-        description="With search: embeddings: minilm, lexical, a directory of a sentence-transformers model, or its "
-        "Hugging Face id.",
+        description="Embedder for search: embeddings. minilm, lexical or a sentence-transformers model.",
     )
-    results: int = Field(3, ge=1, le=50, description="Paragraphs that a search shows at most.")
+    results: int = Field(3, ge=1, le=50, description="Most paragraphs per search.")
     paragraph_characters: int | None = Field(
-        None, ge=20, le=1_000_000, description="Characters of a paragraph that are shown; null: all."
+        None, ge=20, le=1_000_000, description="Characters shown per paragraph; null: all."
     )
-    max_turns: int = Field(5, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(5, ge=1, le=1000, description="Turns after which an episode is lost.")
     min_f1: float = Field(
         LEAST_F1,
         ge=0,
         le=1,
-        description="An answer that is not the very one earns its F1 from here on, and nothing below.",
+        description="An inexact answer earns its F1 from here on, and 0 below.",
     )
     feedback: Literal["evidence", "outcome", "none"] = Field(
         "evidence",
-        description="What is said after the last turn: how near the answer was (outcome), and which of the paragraphs "
-        "that it follows from were found (evidence). It never tells the answer.",
+        description="What the last observation says. outcome: how close the answer was; evidence: which needed "
+        "paragraphs were found, too. It never names the answer.",
     )
     held_out_from: HeldOutFrom = 1_000_000
 

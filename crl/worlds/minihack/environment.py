@@ -53,11 +53,10 @@ class MiniHackConfig(EnvironmentConfig):
 
     kind: Literal["minihack"] = "minihack"
     id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
-    max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(10, ge=1, le=1000, description="Turns after which an episode is lost.")
     hints: bool = Field(
         True,
-        description="Say where the stairs and other things are (`> is 2 east`); false: a legend of the symbols, and "
-        "prompts of its own: the examples of `prompts: minihack` show hints.",
+        description="Describe where things are (`> is 2 east`); false: list the symbols, with prompts of your own.",
     )
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3

@@ -22,29 +22,27 @@ _Argument = str | Annotated[int, Field(ge=-(2**63), lt=2**63)] | Annotated[float
 
 
 class OpenEnvConfig(ServerConfig):
-    """An environment of OpenEnv, played by its server, which is started here or at an address."""
+    """An OpenEnv environment, at an address or on a server that crl starts."""
 
     model_config = ConfigDict(title="OpenEnv")
 
     kind: Literal["openenv"] = "openenv"
-    reset: dict[str, _Argument] = Field({}, description="What `reset` is given beside the seed: {difficulty: easy}")
-    goal: str | None = Field(
-        None, min_length=1, description="What the actor is to do, in words; null: as the server describes itself."
-    )
+    reset: dict[str, _Argument] = Field({}, description="Arguments of `reset` beside the seed: {difficulty: easy}")
+    goal: str | None = Field(None, min_length=1, description="The goal in words; null: the server's description.")
     observation: list[str] | None = Field(
-        None, min_length=1, description="Fields of an observation that the actor reads; null: all but metadata."
+        None, min_length=1, description="Fields of the observation that the actor reads; null: all but metadata."
     )
-    legal_actions: str | None = Field(None, description="Field of an observation that lists the legal actions.")
+    legal_actions: str | None = Field(None, description="Field of the observation with the legal actions.")
     reward: Literal["sum", "last"] = Field(
-        "sum", description="What an episode is worth: the sum of the rewards of its steps, or that of its last one."
+        "sum", description="An episode's reward: the sum over its steps, or the last one."
     )
     success_at: float = Field(
         1.0,
         ge=-1_000_000,
         le=1_000_000,
-        description="What an episode that the server ends has to be worth to be solved.",
+        description="Least reward of a solved episode.",
     )
-    max_turns: int = Field(30, ge=1, le=10_000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(30, ge=1, le=10_000, description="Turns after which an episode is lost.")
 
     @model_validator(mode="after")
     def _together(self) -> OpenEnvConfig:

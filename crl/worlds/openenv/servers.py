@@ -47,18 +47,18 @@ _Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
 
 
 class ServerConfig(EnvironmentConfig):
-    """Where servers come from."""
+    """A server of one role: where it runs, or how crl starts vLLM."""
 
     command: str | None = Field(
         None,
-        description="Starts a server that listens on loopback at {port}: .venv-openenv/bin/python server.py {port}",
+        description="Starts a server on loopback at {port}: .venv-openenv/bin/python server.py {port}",
     )
-    address: str | None = Field(None, pattern="^https?://", description="A server that runs: http://127.0.0.1:8000")
-    answer_seconds: _Seconds = Field(60.0, description="Longest wait for an answer; past it the episode breaks.")
-    start_seconds: _Seconds = Field(120.0, description="Longest wait for a server that is started.")
-    servers: int = Field(
-        16, ge=1, le=1024, description="Most servers of `command` side by side, where one takes too few episodes."
+    address: str | None = Field(
+        None, pattern="^https?://", description="URL of a running server: http://127.0.0.1:8000"
     )
+    answer_seconds: _Seconds = Field(60.0, description="Longest wait for an answer before the episode breaks.")
+    start_seconds: _Seconds = Field(120.0, description="Longest wait for a server to start.")
+    servers: int = Field(16, ge=1, le=1024, description="Most servers of `command`, if one cannot hold all episodes.")
 
 
 @dataclass(eq=False)

@@ -36,23 +36,21 @@ class ProgramConfig(EnvironmentConfig):
     side: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
         [],
         exclude_if=off,
-        description="Names of models: calls to them are answered by the actor too, and recorded, and not trained. Any "
-        "other name is the actor.",
+        description="Model names whose calls the actor answers without being trained on them. Every other name "
+        "is the trained actor.",
     )
-    max_calls: int = Field(64, ge=1, le=100_000, description="Calls of an episode that are answered.")
-    max_tokens: int = Field(1_000_000, ge=1, le=1_000_000_000, description="Tokens that are sampled for an episode.")
+    max_calls: int = Field(64, ge=1, le=100_000, description="Most calls per episode.")
+    max_tokens: int = Field(1_000_000, ge=1, le=1_000_000_000, description="Most tokens sampled per episode.")
     seconds: float = Field(
-        1800.0, gt=0, le=LONGEST_SECONDS, description="Longest time of a program, while none of its calls is open."
+        1800.0, gt=0, le=LONGEST_SECONDS, description="Longest run time of a program, apart from its calls."
     )
     call_seconds: float = Field(
         300.0,
         gt=0,
         le=LONGEST_SECONDS,
-        description="Longest time until its next call, or its end: the others of its wave wait for it.",
+        description="Longest time until the next call or the end; others of the wave wait for it.",
     )
-    test_size: float = Field(
-        0.1, gt=0, lt=1, description="Share of the tasks that is held out, by a digest of their texts."
-    )
+    test_size: float = Field(0.1, gt=0, lt=1, description="Held-out share of the tasks, by a digest of their texts.")
     held_out_from: HeldOutFrom = 1_000_000
 
     @property

@@ -14,24 +14,22 @@ Ended = Literal["", "time", "memory", "processes", "disk", "output"]
 
 
 class Limits(Model):
-    """Limits of one command; those of the work tree hold between commands too."""
+    """Limits per command. Those of the work tree apply between commands, too."""
 
-    seconds: float = Field(60.0, ge=0.1, le=86_400, description="Longest command; it is killed after it.")
+    seconds: float = Field(60.0, ge=0.1, le=86_400, description="Longest run time before it is killed.")
     memory_mb: int = Field(
-        2048, ge=64, le=1 << 22, description="Most memory of a process, and of all processes of a command together."
+        2048, ge=64, le=1 << 22, description="Most memory per process, and of all processes together."
     )
-    processes: int = Field(128, ge=8, le=100_000, description="Most processes and threads at one time.")
+    processes: int = Field(128, ge=8, le=100_000, description="Most processes and threads at once.")
     temporary_mb: int = Field(
-        64, ge=1, le=1 << 20, description="Size of /tmp, and of /dev/shm: in memory, new for each command."
+        64, ge=1, le=1 << 20, description="Size of /tmp and of /dev/shm, in memory, new for each command."
     )
-    file_mb: int = Field(64, ge=1, le=1 << 20, description="Largest file that a command may write.")
-    tree_mb: int = Field(1024, ge=1, le=1 << 22, description="Most that the work tree may hold; more ends the episode.")
+    file_mb: int = Field(64, ge=1, le=1 << 20, description="Largest file it may write.")
+    tree_mb: int = Field(1024, ge=1, le=1 << 22, description="Largest work tree; more ends the episode.")
     tree_files: int = Field(
         200_000, ge=100, le=100_000_000, description="Most files and folders of the work tree; more ends the episode."
     )
-    output_mb: int = Field(
-        16, ge=1, le=1024, description="Most output of a command, which is read but not kept; it is killed after it."
-    )
+    output_mb: int = Field(16, ge=1, le=1024, description="Most output before it is killed.")
 
 
 def in_words(limits: Limits, ended: Ended) -> str:

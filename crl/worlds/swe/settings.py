@@ -19,59 +19,53 @@ class SweSettings(EnvironmentConfig):
     rows: str | None = Field(
         None,
         min_length=1,
-        description="Tasks in SWE-Bench's row format: a file (.jsonl, .json, .parquet) or a folder of "
-        "datasets.save_to_disk; null: the tasks that ship; held-out ones are over libraries that training does not "
-        "know.",
+        description="Tasks as SWE-Bench rows: a file (.jsonl, .json, .parquet) or a folder by "
+        "datasets.save_to_disk. null: the tasks that ship with crl, which hold out whole libraries.",
     )
     level: Literal["easy", "medium", "hard"] | None = Field(
-        None, description="Level of difficulty of the tasks that ship; null: all."
+        None, description="Difficulty of the shipped tasks; null: all."
     )
     held_out_rows: str | None = Field(
         None,
         min_length=1,
-        description="Tasks of the held-out seeds; null: rows whose column split is not train, and a quarter "
-        "of those without one, by a hash of what they are about.",
+        description="Held-out tasks; null: rows whose column split is not train, and a quarter of rows without "
+        "one, by a hash of their topic.",
     )
     repositories: str | None = Field(
         None,
         min_length=1,
-        description="Folder of the local git repositories that rows name; null: the folder of the rows, or `repos` "
-        "in it.",
+        description="Folder of the git repositories that rows name; null: that of the rows, or its `repos`.",
     )
     interpreter: str | None = Field(
         None,
         min_length=1,
-        description="Python that the repositories are run and graded with; it needs pytest and what they import. "
-        "null: the one that runs this; in a container `python`.",
+        description="Python for the repositories and tests; it needs pytest and their imports. null: crl's own; "
+        "in a container `python`.",
     )
     plugins: bool | None = Field(
-        None, description="Whether grading loads pytest's installed plugins; null: where an interpreter is named."
+        None, description="Load pytest's installed plugins in grading; null: if `interpreter` is set."
     )
     sandbox: Literal["bubblewrap", "container", "none"] = Field(
         "bubblewrap",
-        description="Where commands run. container: the image of each row, by docker or podman; none: nowhere, as "
-        "this user on this machine: the actor may read the solutions and do harm.",
+        description="Where commands run. container: each row's image, by docker or podman; none: as this user on "
+        "this machine, where the actor can read solutions and do harm.",
     )
-    image: str | None = Field(
-        None, min_length=1, description="Container image of rows that name none, for sandbox: container."
-    )
+    image: str | None = Field(None, min_length=1, description="Container image for rows without one.")
     calls: Literal["tools", "text"] = Field(
         "tools",
-        description="How a tool is called. tools: as the chat template of the model does; text: "
-        "<function=…> tags or short lines.",
+        description="How tools are called. tools: as the model's chat template does; text: <function=…> tags or "
+        "short lines.",
     )
-    max_turns: int = Field(50, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(50, ge=1, le=1000, description="Turns after which an episode is lost.")
     max_output_characters: int = Field(
-        8000, ge=200, le=1_000_000, description="Most characters that one call shows; the middle of more is left out."
+        8000, ge=200, le=1_000_000, description="Characters shown per call; the middle of longer output is cut."
     )
-    limits: Limits = Field(Limits(), description="What a command may use.")
-    test_limits: Limits = Field(
-        Limits(seconds=300.0), description="What the tests of a task may use, all of them together."
-    )
+    limits: Limits = Field(Limits(), description="Limits of a command.")
+    test_limits: Limits = Field(Limits(seconds=300.0), description="Limits of a task's tests, together.")
     cache: str | None = Field(
         None,
         min_length=1,
-        description="Where trees of repositories are kept; null: $CRL_SWE_CACHE, else ~/.cache/crl-swe.",
+        description="Folder for checked-out trees; null: $CRL_SWE_CACHE, else ~/.cache/crl-swe.",
     )
     held_out_from: HeldOutFrom = 1_000_000
 

@@ -29,26 +29,22 @@ _LAST = 8
 
 
 class VerifiersConfig(ProgramConfig):
-    """An environment of verifiers: its tasks, its prompts and tools, its rubric, in its own interpreter."""
+    """An environment of verifiers, with its tasks, prompts, tools and rubric, in its own interpreter."""
 
     model_config = ConfigDict(title="verifiers")
 
     kind: Literal["verifiers"] = "verifiers"
     id: str = Field(
         min_length=1,
-        description="What vf.load_environment loads: a module of its interpreter, or one in the folder that crl is "
-        "started in.",
+        description="What vf.load_environment loads: a module of its interpreter, or of the folder where crl starts.",
     )
-    args: dict[str, JsonValue] = Field({}, description="Arguments of its load_environment.")
-    python: str = Field(
-        ".venv-verifiers/bin/python", min_length=1, description="An interpreter that verifiers is installed in."
-    )
+    args: dict[str, JsonValue] = Field({}, description="Arguments of load_environment.")
+    python: str = Field(".venv-verifiers/bin/python", min_length=1, description="Interpreter that has verifiers.")
     success_at: float | None = Field(
         None,
         ge=-1_000_000,
         le=1_000_000,
-        description="An episode whose reward is at least this counts as solved. null: the environment's own "
-        "pass_threshold.",
+        description="Least reward that counts as solved; null: the environment's pass_threshold.",
     )
 
     @property

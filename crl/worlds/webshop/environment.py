@@ -29,7 +29,7 @@ _MOST_NAMED = 20
 
 
 class WebShopConfig(EnvironmentConfig):
-    """A web shop: find a product with the qualities, options and price asked for, and buy it."""
+    """A web shop: find a product with the requested qualities, options and price, and buy it."""
 
     model_config = ConfigDict(title="WebShop")
 
@@ -38,48 +38,48 @@ class WebShopConfig(EnvironmentConfig):
     kind: Literal["webshop"] = "webshop"
     catalog: Literal["own", "small", "full"] = Field(
         "own",
-        description="What the shop sells. own: a catalog made for this project, which needs no data; small and full: "
-        "the original site's 1,000 products, or all of them.",
+        description="What the shop sells. own: a catalog shipped with crl; small: the original site's 1,000 "
+        "products; full: all of them.",
     )
     directory: str | None = Field(
         None,
         min_length=1,
-        description="Where the original site's files are; null: $WEBSHOP_DATA, else ~/.cache/webshop.",
+        description="Folder of the original site's files; null: $WEBSHOP_DATA, else ~/.cache/webshop.",
     )
     products: int | None = Field(
         None,
         ge=1,
         le=2_000_000,
-        description="The first so many products; null: 1,000 of the catalog own, all of another.",
+        description="The first N products; null: 1,000 of own, all of the others.",
     )
     goals: Literal["synthetic", "human"] = Field(
         "synthetic",
-        description="synthetic: an instruction for each combination of a product's options; human: those that people "
-        "wrote (items_human_ins.json), not for the catalog own.",
+        description="synthetic: an instruction per combination of a product's options; human: instructions that "
+        "people wrote (items_human_ins.json; small and full only).",
     )
     view: Literal["text", "rich", "short"] = Field(
         "text",
-        description="How pages are written. text and rich: the original site's modes text and text_rich; short: our "
-        "own, for small contexts (`prompts: webshop`).",
+        description="How pages are written. text, rich: the original site's text and text_rich; short: for small "
+        "contexts (`prompts: webshop`).",
     )
     attributes_page: bool = Field(
-        True, description="Whether a product has a page of its attributes; the original shows it only on demand."
+        True, description="Give each product a page of attributes. The original shows it on demand only."
     )
     show_missing: bool = Field(
-        False, description="Whether the last page says what a purchase lacked; the original shows its score only."
+        False, description="Say on the last page what a purchase lacked. The original shows only a score."
     )
     spacy_model: str | None = Field(
         None,
         min_length=1,
         exclude_if=unset,
-        description="spaCy model that finds the nouns of titles, for the very rewards of the original site: "
-        "en_core_web_sm. None: our own word lists (docs/environments.md says how often they differ).",
+        description="spaCy model for the nouns of titles, such as en_core_web_sm: the original site's exact "
+        "rewards. null: crl's word lists (docs/environments.md says how often they differ).",
     )
-    max_turns: int = Field(15, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    max_turns: int = Field(15, ge=1, le=1000, description="Turns after which an episode is lost.")
     held_out_split: Literal["test", "development"] = Field(
         "test",
-        description="Goals of the held-out seeds: the first 500 of all (test) or the 1,000 behind them (development). "
-        "Of 1,500 goals or less a quarter each, by a hash of their words.",
+        description="Held-out goals. test: the first 500; development: the next 1,000. With at most 1,500 goals, "
+        "a quarter each, by a hash of their words.",
     )
     held_out_from: HeldOutFrom = 1_000_000
 
