@@ -277,7 +277,7 @@ def _columns(
     """An item per column, but for those that every view has, or those of another view that this one repeats."""
     there = () if like is None else like[1]
     items = [
-        _wrapped(f"- `{name}` {kind}: {meaning}", "  ")
+        _wrapped(f"- `{name}` `{kind}`: {meaning}", "  ")
         for name, kind, meaning in columns
         if meaning not in _SHARED.get(name.strip('"'), ()) and (name, kind, meaning) not in there
     ]

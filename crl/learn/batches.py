@@ -64,7 +64,7 @@ def tree_of(samples: Sequence[Sample]) -> Tree:
 
 
 def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update = "packed") -> list[list[list[Sample]]]:
-    """[rank][step] → the samples of one micro-batch, all of one objective, in the order of their trees.
+    """For each rank and step the samples of one micro-batch, all of one objective, in the order of their trees.
 
     A micro-batch computes at most as many positions, and predicts at most as many trained tokens, as `micro_batch` of
     the longest samples of its objective have: that bounds the memory. Sequences of one episode are one sample here, or

@@ -20,7 +20,7 @@ def test_every_column_is_in_its_section_or_explained_for_all_views() -> None:
             assert "(#bank)" in section
             section += SECTIONS[BankEntry.table]
         for name, kind, _ in columns_of(row_type):
-            assert f"- `{name}` {kind}: " in section or f"`{name}`" in head, f"{row_type.table}.{name}"
+            assert f"- `{name}` `{kind}`: " in section or f"`{name}`" in head, f"{row_type.table}.{name}"
 
 
 def test_no_line_begins_a_list_by_chance() -> None:

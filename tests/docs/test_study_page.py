@@ -11,7 +11,9 @@ from crl.lab.study.config import load_study
 from crl.lab.study.plan import plan_runs
 from tests.docs.test_commands import ROOT
 
-PAGE, EARLIER = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("evaluation.md", "earlier_studies.md"))
+PAGE, EARLIER = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("docs/evaluation.md", "research/earlier_studies.md")
+)
 ((PLACE, SHOWN),) = re.findall(r'^```yaml title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
 
 
