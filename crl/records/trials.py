@@ -11,6 +11,8 @@ from crl.records.base import Row, Rules
 
 TRIAL = "trial"
 """Stream of the episodes of a trial, guided or not, and name of the stage that plays them."""
+OUTDONE = "outdone"
+"""Why a text that passed its trial stays out: another output about the same episode did better."""
 _WINS = {"pairs": (0.0, None), "wins_with": (0.0, None), "wins_without": (0.0, None)}
 _ORDERED = (("pairs", "wins_with"), ("pairs", "wins_without"))
 
@@ -37,13 +39,17 @@ class Trial(Row):
     wins_without: A[int, "pairs whose episode without it was won"]
     difference: A[float | None, "share won with the experience minus share won without; null: no pairs"]
     admitted: A[bool, "whether the text may enter the bank"]
-    reason_code: A[str, "ok, or why not: failed_trial (the difference is below the threshold) or untried"]
+    reason_code: A[
+        str,
+        "ok, or why not: failed_trial (the difference is below the threshold), untried, or outdone (another output "
+        "about the same episode did better)",
+    ]
 
     rules: ClassVar[Rules] = Rules(
         key=("operation_id",),
         filled=("operation_id", "family", "entry_id", "generation_id"),
         sha256=("content_digest",),
-        sets={"reason_code": ("ok", "failed_trial", "untried")},
+        sets={"reason_code": ("ok", "failed_trial", "untried", OUTDONE)},
         ranges={**_WINS, "difference": (-1, 1)},
         ordered=_ORDERED,
         rows={
@@ -60,9 +66,9 @@ class Trial(Row):
                 "min(wins_with - wins_without) OVER (PARTITION BY family, content_digest) = "
                 "max(wins_with - wins_without) OVER (PARTITION BY family, content_digest)"
             ),
-            "no text is admitted that did worse than one that is not": (
-                "coalesce(min(difference) FILTER (admitted) OVER () "
-                "> max(difference) FILTER (NOT admitted) OVER (), true)"
+            "no text is admitted that did worse than one that failed": (
+                "coalesce(min(difference) FILTER (reason_code IN ('ok', 'outdone')) OVER () "
+                "> max(difference) FILTER (reason_code = 'failed_trial') OVER (), true)"
             ),
         },
         between={
