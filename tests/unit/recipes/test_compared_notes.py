@@ -27,7 +27,7 @@ from crl.records import (
     Trial,
 )
 from crl.report.views import query
-from tests.unit.recipes.played import VERDICTS, Played, Policy, experiment
+from tests.unit.recipes.played import ROOT, VERDICTS, Played, Policy, experiment
 from tests.unit.recipes.test_trial import FEW, Watching
 
 ROUNDS, LAYOUTS, OUTPUTS = 3, 4, 3
@@ -174,6 +174,16 @@ def test_advantages_are_those_of_the_episode_from_the_buffer_to_the_sample(run: 
     assert trained and trained == pytest.approx({name: expected[name][1] for name in trained})
     metrics = {row.name: row.value for row in run.rows(Metric, "health", 1)}
     assert metrics["outputs_compared"] >= 2 and 0 <= metrics["outputs_compared_differing"] <= 1
+
+
+def test_the_queries_of_the_page_answer(run: Played) -> None:
+    page = (ROOT / "docs/compared_notes.md").read_text(encoding="utf-8")
+    outputs, own_tasks = re.findall(r"```sql\n(.*?);\n```", page, re.DOTALL)
+    rows = asked(run, outputs)
+    trials = [row for number in range(1, ROUNDS + 1) for row in run.rows(Trial, TRIAL, number)]
+    assert len(rows) == len(trials) and {row[5] for row in rows} == {row.reason_code for row in trials}
+    assert any(row[6] is not None for row in rows)
+    assert asked(run, own_tasks) == [(0,)]
 
 
 def test_what_another_output_outdid_stays_out_and_says_so(run: Played) -> None:
