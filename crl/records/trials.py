@@ -21,7 +21,8 @@ _ORDERED = (("pairs", "wins_with"), ("pairs", "wins_without"))
 class Trial(Row):
     """The result of a trial for one operation: whether its text may enter the bank.
 
-    Operations of a round that write the same text for the same family share its result.
+    Operations of a round that write the same text for the same family share its result. With `distill.outputs` above 1
+    a text that passed stays out as `outdone` where another output about the same episode did better.
     """
 
     table: ClassVar[str] = "trials"
@@ -39,11 +40,7 @@ class Trial(Row):
     wins_without: A[int, "pairs whose episode without it was won"]
     difference: A[float | None, "share won with the experience minus share won without; null: no pairs"]
     admitted: A[bool, "whether the text may enter the bank"]
-    reason_code: A[
-        str,
-        "ok, or why not: failed_trial (the difference is below the threshold), untried, or outdone (another output "
-        "about the same episode did better)",
-    ]
+    reason_code: A[str, "ok, or why not: failed_trial (the difference is below the threshold) or untried"]
 
     rules: ClassVar[Rules] = Rules(
         key=("operation_id",),
