@@ -127,8 +127,8 @@ class AdmissionByTrial(Mechanism):
                     f"{alike}, on {config.layouts} layouts that are no task of the round, and family {family.name} has "
                     f"{len(family.drawn)} training tasks",
                     expected=f"at least {needed}: those of a round and {config.layouts} others",
-                    where=f"method.families.{index}.train_seeds",
-                    next_step="raise train_seeds.count, or lower recipe.trial.layouts",
+                    where=f"method.families.{index}.{'train_seeds' if family.train_tasks is None else 'train_tasks'}",
+                    next_step="add training tasks (train_seeds.count), or lower recipe.trial.layouts",
                 )
 
     def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
@@ -176,9 +176,8 @@ class AdmissionByTrial(Mechanism):
         trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
         texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
 
-        def decided(admitted: bool) -> list[Text]:
-            tried = (row for row in trials if row.difference is not None and row.admitted is admitted)
-            return [(row.family, texts[row.operation_id]) for row in tried]
+        def decided(reason: str) -> list[Text]:
+            return [(row.family, texts[row.operation_id]) for row in trials if row.reason_code == reason]
 
         found = compared(trial_rewards(trials), ctx.rows(Distillation, "distill"))
         return {
@@ -186,8 +185,8 @@ class AdmissionByTrial(Mechanism):
             **compared_metrics(found.values()),
             "actor_tokens_read": float(sum(episode.tokens_read for episode in episodes)),
             "actor_tokens_sampled": float(sum(episode.tokens_sampled for episode in episodes)),
-            **truth("experiences_true_admitted", decided(True)),
-            **truth("experiences_true_failed", decided(False)),
+            **truth("experiences_true_admitted", decided("ok")),
+            **truth("experiences_true_failed", decided(FAILED)),
         }, {}
 
     def count_parts(self, ctx: StageContext) -> int:
