@@ -156,6 +156,14 @@ class DistillConfig(Model):
         description="Which of these: all; contrast: one won and one lost episode of each group that has both; "
         "mixed: all episodes of such groups; {share: x}: a random share.",
     )
+    outputs: int = Field(
+        1,
+        ge=1,
+        le=64,
+        exclude_if=lambda value: value == 1,
+        description="Outputs per episode. More than 1 needs `recipe.trial`: they are compared by the games that their "
+        "texts guide, and only texts of the best one may enter the bank.",
+    )
     format: Literal["json", "lines"] = Field("lines", description="json: as in the paper; lines: for small models.")
     max_operations: int = Field(3, ge=1, le=16, description="Most operations per output.")
     max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience.")

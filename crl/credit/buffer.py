@@ -56,6 +56,10 @@ class Earned(NamedTuple):
     reward: float
     kind: str = USED
     """:data:`USED`: one of several uses. Else it is scored once: :data:`SCORED`, malformed, return or answer."""
+    compared_in: str | None = None
+    """Episode among whose outputs it is compared; None: it is compared with its batch."""
+    advantage: float | None = None
+    """Among these."""
 
 
 def chances(weights_M: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -157,6 +161,8 @@ def fill_buffer(
                 # What is scored once and for all has no share in later uses.
                 repeats=[text.generation_id for text in output.repeats if kind == USED],
                 repeated_entries=[text.entry_id for text in output.repeats if kind == USED],
+                compared_in=events[0].compared_in if events else None,
+                advantage=events[0].advantage if events else None,
             )  # fmt: skip
             entered += 1
         elif item.status == "trained":

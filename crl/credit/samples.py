@@ -252,7 +252,8 @@ def output_reward(item: BufferItem) -> float:
 
 
 def output_advantages(batch: Sequence[BufferItem], config: ExtractorObjective) -> list[float]:
-    """Â of eq. 3 of every output of a batch: r(m) less the baseline, the mean r(m) of the batch.
+    """Â of eq. 3 of every output of a batch: r(m) less the baseline, the mean r(m) of the batch; of an output that was
+    compared with others about its episode the advantage that it has there.
 
     With `baseline: used` it is the mean of the outputs that are not malformed, if there are any: a flood of malformed
     outputs then does not make experiences that always fail look good.
@@ -260,7 +261,14 @@ def output_advantages(batch: Sequence[BufferItem], config: ExtractorObjective) -
     compared = [item for item in batch if item.kind != "malformed"] if config.baseline == "used" else []
     rewards = [output_reward(item) for item in compared or batch]
     baseline = sum(rewards) / len(rewards)
-    return [output_reward(item) - baseline for item in batch]
+    return [output_reward(item) - baseline if item.advantage is None else item.advantage for item in batch]
+
+
+def _without_gradient(batch: Sequence[BufferItem], config: ExtractorObjective) -> bool:
+    """Whether no output of a batch has an advantage. Of equal rewards that is said without arithmetic: their mean may
+    differ from them in its last digit."""
+    equal = len({output_reward(item) for item in batch}) == 1 and not any(item.advantage for item in batch)
+    return equal or not any(output_advantages(batch, config))
 
 
 def select_batches(
@@ -271,7 +279,7 @@ def select_batches(
     As many batches of `config.batch` ripe items (:func:`ripe_items`) as there are, at most `config.max_batches`.
 
     A batch takes the oldest. Equal rewards have no advantage and train nothing, so where the oldest are all equal the
-    last place goes to the oldest item with another reward; where there is none, nothing is taken and all keep waiting.
+    last place goes to the oldest item that changes this; where there is none, nothing is taken and all keep waiting.
 
     The selected items are returned as they are **before** this training (eq. 7 counts earlier ones); in the buffer
     returned they have status `selected`, one more training and this round as the last. All others are unchanged.
@@ -280,8 +288,8 @@ def select_batches(
     batches: list[list[BufferItem]] = []
     while len(ripe) >= config.batch and len(batches) < config.max_batches:
         batch = ripe[: config.batch]
-        if output_reward(batch[0]) == min(map(output_reward, batch)) == max(map(output_reward, batch)):
-            other = next((item for item in ripe if output_reward(item) != output_reward(batch[0])), None)
+        if _without_gradient(batch, config):
+            other = next((item for item in ripe if not _without_gradient([*batch[:-1], item], config)), None)
             if other is None:
                 break
             batch[-1] = other

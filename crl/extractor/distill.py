@@ -1,9 +1,10 @@
 """Distillation: a wave of finished episodes to extractor outputs and the operations they ask for.
 
-One output per episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
-the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle, and the row
-says how many turns were shown; where even that does not help, the episode keeps a row (reason `prompt_too_long`) with a
-generation without tokens, which trains nobody. Rows come back in the order of the episodes.
+One output per episode, or several (`distill.outputs`). The task family of an operation is the episode's, whatever the
+text says; `update` is aimed at the entry that guided the episode. A trajectory that does not fit the context is
+shortened in its middle, and the row says how many turns were shown; where even that does not help, the episode keeps a
+row (reason `prompt_too_long`) with a generation without tokens, which trains nobody. Rows come back in the order of the
+episodes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class DistillItem:
     turns: tuple[Turn, ...]
     outcome: str | None = None
     """What the extractor reads of its outcome; None: what the episode says."""
+    candidate: int = 0
+    """Number of the output among those about the episode."""
 
 
 def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig) -> list[DistillItem]:
@@ -96,7 +99,7 @@ def distill_wave(
     round: int,
     own: Mapping[str, PromptConfig] = NO_OWN,
 ) -> list[Distilled]:
-    """Distill each episode once; one result per item, in their order.
+    """Distill each item once; one result per item, in their order.
 
     `own` holds the prompts of task families that have one of their own; the others use `prompt`.
     """
@@ -116,9 +119,9 @@ def distill_wave(
     ]
 
 
-def distillation_id_of(episode_id: str) -> str:
-    """Id of the distillation of an episode."""
-    return f"d-{episode_id}"
+def distillation_id_of(episode_id: str, candidate: int = 0) -> str:
+    """Id of the distillation of an episode; further outputs about it have their number."""
+    return f"d-{episode_id}-n{candidate}" if candidate else f"d-{episode_id}"
 
 
 def _fitted(
@@ -133,7 +136,7 @@ def _fitted(
     def rendered(budget: int | None) -> Trajectory:
         return render_trajectory(item.turns, item.episode.last_observation, budget)
 
-    distillation_id = distillation_id_of(item.episode.episode_id)
+    distillation_id = distillation_id_of(item.episode.episode_id, item.candidate)
     seed = number_of(seed_of(distillation_id))
     messages, token_ids = made(None)
     if len(token_ids) <= room:
@@ -181,5 +184,6 @@ def _rows(
         guiding_entry_id=guide,
         turns=len(item.turns),
         turns_shown=shown,
+        candidate=item.candidate,
     )
     return Distilled(distillation, operations, generation_row(output, origin))

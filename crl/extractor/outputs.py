@@ -1,7 +1,8 @@
 """The rows of extractor outputs, which `crl/text/outputs.py` samples: what distilling and merging share.
 
-Ids of rows derive from what they are made for: distillation `d-<episode>` or `m-r<round>-<family>-<step>`, generation
-`g-<distillation>`, operation `<distillation>-o<index>`, entry `x-<operation>`.
+Ids of rows derive from what they are made for: distillation `d-<episode>` (`d-<episode>-n<k>` for further outputs about
+it) or `m-r<round>-<family>-<step>`, generation `g-<distillation>`, operation `<distillation>-o<index>`, entry
+`x-<operation>`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def distillation_row(
     source_entry_ids: Sequence[str] = (),
     turns: int | None = None,
     turns_shown: int | None = None,
+    candidate: int = 0,
 ) -> Distillation:
     """What became of an output."""
     return Distillation(
@@ -84,6 +86,7 @@ def distillation_row(
         operations=operations,
         turns=turns,
         turns_shown=turns_shown,
+        candidate=candidate,
     )
 
 

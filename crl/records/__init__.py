@@ -65,7 +65,7 @@ from crl.records.play import (
     shown_text,
     turns_by_episode,
 )
-from crl.records.trials import TRIAL, CandidateUtility, Suppression, TextEffect, Trial, TrialResult
+from crl.records.trials import OUTDONE, TRIAL, CandidateUtility, Suppression, TextEffect, Trial, TrialResult
 
 ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, RawReward, Distillation,
@@ -79,6 +79,7 @@ ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type
 __all__ = [
     "FREE",
     "GUIDED",
+    "OUTDONE",
     "QUESTION",
     "RECORD_FORMAT",
     "ROW_TYPES",

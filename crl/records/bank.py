@@ -14,6 +14,7 @@ class Distillation(Row):
     """One extractor output, and what became of it."""
 
     table: ClassVar[str] = "distillations"
+    added: ClassVar[tuple[str, ...]] = ("candidate",)
     distillation_id: A[str, "id"]
     round: A[int, "round number"]
     kind: A[str, "distill or merge"]
@@ -28,6 +29,7 @@ class Distillation(Row):
     operations: A[int, "operations it asks for"]
     turns: A[int | None, "turns of the episode; null for a merge"]
     turns_shown: A[int | None, "turns that the prompt showed in full; fewer than turns if it was cut"]
+    candidate: A[int, "number among the outputs about its episode, from 0 (`distill.outputs`)"] = 0
 
     rules: ClassVar[Rules] = Rules(
         key=("distillation_id",),
@@ -45,6 +47,10 @@ class Distillation(Row):
             "a distillation says how many turns there were and were shown, a merge has none": (
                 "CASE kind WHEN 'distill' THEN turns_shown BETWEEN 0 AND turns "
                 "ELSE turns IS NULL AND turns_shown IS NULL END"
+            ),
+            "outputs about one episode have different numbers": (
+                "CASE kind WHEN 'distill' THEN candidate >= 0 AND "
+                "count(*) OVER (PARTITION BY episode_id, candidate) = 1 ELSE candidate = 0 END"
             ),
             "malformed has a reason code other than ok": "(verdict = 'malformed') = (reason_code <> 'ok')",
             "malformed output asks for nothing": "operations >= 0 AND (verdict <> 'malformed' OR operations = 0)",

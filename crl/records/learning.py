@@ -150,6 +150,7 @@ class BufferItem(Row):
     """State of one extractor output on its way to training, after this round's credit."""
 
     table: ClassVar[str] = "buffer"
+    added: ClassVar[tuple[str, ...]] = ("compared_in", "advantage")
     generation_id: A[str, "extractor output"]
     generation_round: A[int, "round that wrote it"]
     generation_stage: A[str, "stage that wrote it: distill, merge, or collect for an answer to a question"]
@@ -166,6 +167,8 @@ class BufferItem(Row):
         default_factory=list
     )
     repeated_entries: A[list[str], "entries that hold these texts, in order"] = dataclasses.field(default_factory=list)
+    compared_in: A[str | None, "episode whose outputs it is compared with; null: it is compared with its batch"] = None
+    advantage: A[float | None, "its reward minus the mean of these outputs, divided by their deviation"] = None
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -180,6 +183,10 @@ class BufferItem(Row):
         rows={
             "the sum of rewards is at most three per use": (  # s_c 1, and guided minus free 2
                 "isfinite(score_sum) AND (kind NOT IN ('used', 'scored') OR abs(score_sum) <= 3 * uses + 1e-9)"
+            ),
+            "what is compared in its episode has an advantage there, and is scored once": (
+                f"{together('compared_in', 'advantage')} AND (advantage IS NULL OR (isfinite(advantage) "
+                "AND kind = 'scored' AND generation_stage = 'distill'))"
             ),
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",

@@ -11,6 +11,8 @@ from crl.records.base import Row, Rules
 
 TRIAL = "trial"
 """Stream of the episodes of a trial, guided or not, and name of the stage that plays them."""
+OUTDONE = "outdone"
+"""Why a text that passed its trial stays out: another output about the same episode did better."""
 _WINS = {"pairs": (0.0, None), "wins_with": (0.0, None), "wins_without": (0.0, None)}
 _ORDERED = (("pairs", "wins_with"), ("pairs", "wins_without"))
 
@@ -19,7 +21,8 @@ _ORDERED = (("pairs", "wins_with"), ("pairs", "wins_without"))
 class Trial(Row):
     """The result of a trial for one operation: whether its text may enter the bank.
 
-    Operations of a round that write the same text for the same family share its result.
+    Operations of a round that write the same text for the same family share its result. With `distill.outputs` above 1
+    a text that passed stays out as `outdone` where another output about the same episode did better.
     """
 
     table: ClassVar[str] = "trials"
@@ -43,7 +46,7 @@ class Trial(Row):
         key=("operation_id",),
         filled=("operation_id", "family", "entry_id", "generation_id"),
         sha256=("content_digest",),
-        sets={"reason_code": ("ok", "failed_trial", "untried")},
+        sets={"reason_code": ("ok", "failed_trial", "untried", OUTDONE)},
         ranges={**_WINS, "difference": (-1, 1)},
         ordered=_ORDERED,
         rows={
@@ -60,9 +63,9 @@ class Trial(Row):
                 "min(wins_with - wins_without) OVER (PARTITION BY family, content_digest) = "
                 "max(wins_with - wins_without) OVER (PARTITION BY family, content_digest)"
             ),
-            "no text is admitted that did worse than one that is not": (
-                "coalesce(min(difference) FILTER (admitted) OVER () "
-                "> max(difference) FILTER (NOT admitted) OVER (), true)"
+            "no text is admitted that did worse than one that failed": (
+                "coalesce(min(difference) FILTER (reason_code IN ('ok', 'outdone')) OVER () "
+                "> max(difference) FILTER (reason_code = 'failed_trial') OVER (), true)"
             ),
         },
         between={

@@ -22,7 +22,7 @@ from crl.bank.retrieve import Partition
 from crl.bank.segments import load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
-from crl.records import EntryScore, Operation, Resemblance
+from crl.records import OUTDONE, EntryScore, Operation, Resemblance
 from crl.rounds.context import StageContext
 from crl.rounds.stage import Recipe, RowsOf
 
@@ -45,8 +45,8 @@ class Proposal:
     refused: Mapping[str, str]
     """Reasons by id of operations that the recipe keeps out before anybody is asked (`Recipe.refused`)."""
     failed: Mapping[str, str]
-    """With these, what the bank would reject of the distilled operations if none was kept out: what repeats a text that
-    was kept out does not come in its place."""
+    """With these, what the bank would reject of the distilled operations if none was kept out but those of outdone
+    outputs: what repeats a text that was kept out does not come in its place."""
     scores: Sequence[EntryScore]
     rules: Rules
 
@@ -110,7 +110,9 @@ def _proposal(
     failed, scores = dict(refused), rows(EntryScore, SCORES) if rules.bank.proven is not None else []
     if refused:
         pairs = SimilarPairs(alike)
-        failed = {**closed(previous, of_stage[0], rules, pairs, {}, scores, round=round_number), **refused}
+        # Outputs about one episode stand for each other: what the chosen one asks for does not repeat another's.
+        outdone = {name: reason for name, reason in refused.items() if reason == OUTDONE}
+        failed = {**closed(previous, of_stage[0], rules, pairs, outdone, scores, round=round_number), **refused}
     operations = [operation for listed in of_stage for operation in listed]
     return Proposal(method, round_number, previous, operations, alike, refused, failed, scores, rules)
 

@@ -45,7 +45,7 @@ class BankFromChatsConfig(RecipeConfig):
         return BankUse(self.bank, self.distill.max_characters)
 
     def problems(self, method: Method) -> Iterator[BadInput]:
-        """Families that name no chats, and near-duplicates, which nothing here looks for."""
+        """Families that name no chats, outputs that nothing compares, and near-duplicates, which nothing looks for."""
         for family in method.families:
             if not isinstance(family.environment, ChatsConfig):
                 yield BadInput(
@@ -54,6 +54,13 @@ class BankFromChatsConfig(RecipeConfig):
                     where="method.families[].environment.kind",
                     next_step="start it with `crl bank build`",
                 )
+        if self.distill.outputs > 1:
+            yield BadInput(
+                f"{self.distill.outputs} outputs are to be written about each chat, and no game compares them",
+                expected="one output of each chat",
+                where="method.recipe.distill.outputs",
+                next_step="leave it out",
+            )
         if self.bank.duplicates == "near":
             yield BadInput(
                 "near-duplicates are to be refused, and this recipe compares texts word for word",

@@ -55,7 +55,8 @@ class BankRecipeConfig(RecipeConfig):
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "prompts.distill", "prompts.merge", "recipe.actor_objective", "recipe.approve_bank", "recipe.bank",
-            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.distill.select",
+            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.distill.outputs",
+            "recipe.distill.select",
             "recipe.extractor_objective", "recipe.merge", "recipe.warm_up_rounds",
         }
     )  # fmt: skip
@@ -152,11 +153,14 @@ class BankRecipeConfig(RecipeConfig):
         return uses
 
     def outputs(self, method: Method) -> Mapping[str, int]:
-        """An output of each role per episode, and the games in which new experiences are tried."""
+        """One of the actor per episode, `distill.outputs` of the extractor, and the games that try new experiences."""
         found = dict(super().outputs(method))
+        if EXTRACTOR in found:
+            found[EXTRACTOR] *= self.distill.outputs
         if self.trial is not None and self.has_bank:
             for family in method.families:
-                written = family.groups * method.group_size(family) * self.distill.max_operations
+                episodes = family.groups * method.group_size(family)
+                written = episodes * self.distill.outputs * self.distill.max_operations
                 experiences = (
                     written if self.trial.max_experiences is None else min(written, self.trial.max_experiences)
                 )
@@ -362,6 +366,13 @@ def _mechanisms(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                 where=f"method.{mechanism.key}",
                 next_step="leave it out, or change what keeps episodes free",
             )
+    if config.has_bank and config.trial is None and config.distill.outputs > 1:
+        yield BadInput(
+            f"{config.distill.outputs} outputs are written about each episode, and nothing compares them",
+            expected="recipe.trial, which plays their texts in the same games, or one output",
+            where="method.recipe.distill.outputs",
+            next_step="set recipe.trial, or leave outputs out",
+        )
     for mechanism in on:
         yield from mechanism.problems(method)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -36,12 +36,12 @@ from crl.rounds.weights import weights_of
 
 
 def count_distill_parts(ctx: StageContext) -> int:
-    """Waves of episodes to distill, in whole batches; one where there is nothing to distill."""
+    """Waves of outputs to write, in whole batches; one where there is nothing to distill."""
     return max(1, -(-len(_items(ctx)) // _width(ctx.method)))
 
 
 def distill_part(ctx: StageContext, part: int) -> None:
-    """One output per episode, with the extractor that the round reads."""
+    """One output per episode, or `distill.outputs`, with the extractor that the round reads."""
     config = config_of(ctx.method)
     weights = weights_of(ctx, "extractor")
     policy = ctx.services.policy("extractor", weights)
@@ -74,11 +74,12 @@ def distill_part(ctx: StageContext, part: int) -> None:
 def _items(ctx: StageContext) -> list[DistillItem]:
     config = config_of(ctx.method).distill
     items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config)
-    return selected(items, config.select, lambda name: ctx.seed(name))
+    chosen = selected(items, config.select, lambda name: ctx.seed(name))
+    return [replace(item, candidate=number) for item in chosen for number in range(config.outputs)]
 
 
 def _width(method: Method) -> int:
-    """Episodes of a part."""
+    """Outputs of a part."""
     config = config_of(method)
     if config.bank.duplicates == "near":
         return sys.maxsize

@@ -6,7 +6,9 @@ share the episodes without an experience. A proven text that an update would wai
 them. None of the layouts is one that the round collected on, where there are others: an experience has to help on games
 that it was not made from. The text alone is shown, nothing is asked and there is no critique.
 
-What differs decides which operations may change the bank (`trials`); `merge` and `consolidate` go by it. A merged text
+What differs decides which operations may change the bank (`trials`); `merge` and `consolidate` go by it. Of several
+outputs about one episode (`distill.outputs`) only the best one may change it, and each is paid by how it did among them
+(after Learning to Coach, 2609.15851): they share layouts and streams, none of them a task of the round. A merged text
 is not tried: its parents were. The stage has parts of whole families, each with so many episodes as a wave, or more
 where one family has more.
 """
@@ -23,6 +25,7 @@ import numpy as np
 from crl.bank.consolidate import WAITS
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
+from crl.credit.advantages import standardized
 from crl.credit.buffer import SCORED, USED, Earned
 from crl.credit.rules import rule_of
 from crl.credit.uses import usable
@@ -30,7 +33,18 @@ from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, Text, TruthShare
-from crl.records import TRIAL, BankEvent, Episode, Generation, Operation, Trial, TrialResult, Turn
+from crl.records import (
+    OUTDONE,
+    TRIAL,
+    BankEvent,
+    Distillation,
+    Episode,
+    Generation,
+    Operation,
+    Trial,
+    TrialResult,
+    Turn,
+)
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Metrics
@@ -77,6 +91,45 @@ class AdmissionByTrial(Mechanism):
                 where="method.recipe.trial.reward",
                 next_step="change one of the two",
             )
+        if config_of(method).distill.outputs > 1:
+            yield from self._compared_problems(method)
+
+    def _compared_problems(self, method: Method) -> Iterator[BadInput]:
+        """Settings with which outputs about one episode would not be compared by the same games."""
+        config, outputs = self.config, config_of(method).distill.outputs
+        alike = f"{outputs} outputs about each episode are compared by the same games"
+        if config.screen is not None:
+            yield BadInput(
+                f"{alike}, and some are given up after {config.screen} of them",
+                expected="no trial.screen beside distill.outputs above 1",
+                where="method.recipe.trial.screen",
+                next_step="leave it out",
+            )
+        if config.reuse_rounds > 0:
+            yield BadInput(
+                f"{alike}, and results of games of up to {config.reuse_rounds} rounds before are reused",
+                expected="trial.reuse_rounds: 0 beside distill.outputs above 1",
+                where="method.recipe.trial.reuse_rounds",
+                next_step="set it to 0",
+            )
+        if config.reward != "trial":
+            yield BadInput(
+                f"{alike}, and paid by uses ({config.reward})",
+                expected="trial.reward: trial beside distill.outputs above 1",
+                where="method.recipe.trial.reward",
+                next_step="leave it out",
+            )
+        draws = 1 if method.rollout.dynamic_sampling is None else method.rollout.dynamic_sampling.max_draws
+        for index, family in enumerate(method.families):
+            needed = config.layouts + draws * family.groups
+            if len(family.drawn) < needed:
+                yield BadInput(
+                    f"{alike}, on {config.layouts} layouts that are no task of the round, and family {family.name} has "
+                    f"{len(family.drawn)} training tasks",
+                    expected=f"at least {needed}: those of a round and {config.layouts} others",
+                    where=f"method.families.{index}.{'train_seeds' if family.train_tasks is None else 'train_tasks'}",
+                    next_step="add training tasks (train_seeds.count), or lower recipe.trial.layouts",
+                )
 
     def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
         return (
@@ -114,23 +167,26 @@ class AdmissionByTrial(Mechanism):
         if self.config.reward == "uses":
             return []
         kind = SCORED if self.config.reward == "trial" else USED
-        return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
+        rewards = trial_rewards(ctx.rows(Trial, TRIAL))
+        found = compared(rewards, ctx.rows(Distillation, "distill"))
+        return [Earned(name, reward, kind, *found.get(name, ())) for name, reward in rewards.items()]
 
     def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         """What the trials cost and decided, and whether they decided right."""
         trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
         texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
 
-        def decided(admitted: bool) -> list[Text]:
-            tried = (row for row in trials if row.difference is not None and row.admitted is admitted)
-            return [(row.family, texts[row.operation_id]) for row in tried]
+        def decided(reason: str) -> list[Text]:
+            return [(row.family, texts[row.operation_id]) for row in trials if row.reason_code == reason]
 
+        found = compared(trial_rewards(trials), ctx.rows(Distillation, "distill"))
         return {
             **trial_metrics(trials, episodes, round=ctx.round),
+            **compared_metrics(found.values()),
             "actor_tokens_read": float(sum(episode.tokens_read for episode in episodes)),
             "actor_tokens_sampled": float(sum(episode.tokens_sampled for episode in episodes)),
-            **truth("experiences_true_admitted", decided(True)),
-            **truth("experiences_true_failed", decided(False)),
+            **truth("experiences_true_admitted", decided("ok")),
+            **truth("experiences_true_failed", decided(FAILED)),
         }, {}
 
     def count_parts(self, ctx: StageContext) -> int:
@@ -156,15 +212,15 @@ class _Asking:
     def __init__(self, ctx: StageContext, config: TrialConfig) -> None:
         self.config = config
         believed = distilled_proposal(ctx)
-        shown = believed.preview()
-        rejected = shown.rejections()
+        events = [event for each in _looked_at(ctx, believed) for event in each.preview().result().events]
+        accepted = {event.operation_id for event in events if event.kind != "rejected"}
         self.collected = ctx.rows(Episode, "collect")
         won = {row.episode_id for row in self.collected if row.success}
         self.asked = [
             Asked(
                 row,
                 TextKey(row.family, text_digest(row.text)),
-                row.operation_id not in rejected,
+                row.operation_id in accepted,
                 any(episode_id in won for episode_id in row.episode_ids),
             )
             for row in believed.operations
@@ -173,7 +229,18 @@ class _Asking:
         self.known = in_force(ctx.rows(TrialResult, BEFORE), config, round=ctx.round)
         self.tried = to_try(self.asked, self.known.keys(), config)
         for listed in self.tried.values():
-            listed += _beside(listed, believed, shown.result().events)
+            listed += _beside(listed, believed, events)
+
+
+def _looked_at(ctx: StageContext, believed: Proposal) -> Iterator[Proposal]:
+    """What the round asks for; and, as outputs about one episode stand for each other, the first of each alone, the
+    second of each, and so on."""
+    yield believed
+    outputs = config_of(ctx.method).distill.outputs
+    numbers = {row.distillation_id: row.candidate for row in ctx.rows(Distillation, "distill")}
+    for number in range(outputs) if outputs > 1 else ():
+        mine = [row for row in believed.operations if numbers[row.distillation_id] == number]
+        yield replace(believed, operations=mine)
 
 
 def _beside(tried: Sequence[Asked], believed: Proposal, events: Iterable[BankEvent]) -> list[Asked]:
@@ -238,7 +305,7 @@ class _Bin:
         """Seeds and starts of the layouts of a family: training tasks, others than those of the round if there are."""
         ctx, config = self._ctx, self._ctx.method.family(family)
         assert config is not None
-        seeds = config.drawn
+        seeds, compares = config.drawn, config_of(ctx.method).distill.outputs > 1
         collected = [row for row in self._collected if row.family == family]
         played = {row.environment_seed for row in collected}
         wanted, generator = self._config.layouts, np.random.default_rng(ctx.seed(family))
@@ -247,18 +314,18 @@ class _Bin:
         # As many more as the round played: so many of what is drawn may be taken.
         drawn = generator.choice(len(seeds), size=wanted + len(played), replace=wanted > len(seeds))
         chosen = [seed for seed in (seeds[int(value)] for value in drawn) if seed not in played]
-        return distinct(
-            chosen,
-            wanted,
-            lambda those: starts_of(ctx, [(family, seed) for seed in those], played_here=True),
-            {row.task_digest for row in collected} - {""},
+        taken = {row.task_digest for row in collected} - {""}
+        found = distinct(
+            chosen, wanted, lambda those: starts_of(ctx, [(family, seed) for seed in those], played_here=True), taken
         )
+        # What is compared is played on no task of the round, and rather on fewer layouts.
+        return [(seed, start) for seed, start in found if not (compares and start.task_digest in taken)]
 
     def _slots(self, experiences: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
         """Of each family with experiences: every layout without an experience, and with each of them."""
         for family, listed in experiences.items():
             places = {each.key: place for place, each in enumerate(self._experiences[family], start=1)}
-            for layout in range(first, last) if listed else ():
+            for layout in range(first, min(last, len(self._layouts[family]))) if listed else ():
                 yield self._slot(family, layout, 0, None)
                 for each in listed:
                     yield self._slot(family, layout, places[each.key], each)
@@ -378,6 +445,19 @@ def ahead(result: TrialResult) -> bool:
     return result.wins_with > result.wins_without
 
 
+def best_of_each(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[TextKey]:
+    """The texts of the output about each episode that did best: by the mean difference of its tried texts, the first of
+    equals."""
+    texts: dict[tuple[str, ...], dict[str, dict[TextKey, float]]] = defaultdict(lambda: defaultdict(dict))
+    for each in asked:
+        difference = difference_of(results[each.key]) if each.key in results else None
+        if difference is not None:
+            operation = each.operation
+            texts[tuple(operation.episode_ids)][operation.generation_id][each.key] = difference
+    best = (max(outputs.values(), key=lambda own: sum(own.values()) / len(own)) for outputs in texts.values())
+    return {key for own in best for key in own}
+
+
 def trials_of(
     asked: Iterable[Asked], results: Mapping[TextKey, TrialResult], config: TrialConfig, *, round: int
 ) -> list[Trial]:
@@ -386,13 +466,15 @@ def trials_of(
     An operation that the bank rejects anyway has a row where its text was tried for another one: it earns the same, and
     cannot come in where that one may not.
     """
-    rows = []
-    for each in asked:
+    rows, listed = [], list(asked)
+    best = best_of_each(listed, results)
+    for each in listed:
         result = results.get(each.key)
         if result is None and not each.possible:
             continue
         difference = None if result is None else difference_of(result)
-        admitted = difference is not None and difference >= config.threshold
+        passed = difference is not None and difference >= config.threshold
+        reason = UNTRIED if difference is None else FAILED if not passed else "ok" if each.key in best else OUTDONE
         rows.append(
             Trial(
                 operation_id=each.operation.operation_id,
@@ -406,8 +488,8 @@ def trials_of(
                 wins_with=0 if result is None else result.wins_with,
                 wins_without=0 if result is None else result.wins_without,
                 difference=difference,
-                admitted=admitted,
-                reason_code="ok" if admitted else UNTRIED if difference is None else FAILED,
+                admitted=reason == "ok",
+                reason_code=reason,
             )
         )
     return rows
@@ -425,6 +507,34 @@ def trial_rewards(trials: Iterable[Trial]) -> dict[str, float]:
         if row.difference is not None:
             found[row.generation_id].append(2 * row.difference)
     return {generation_id: sum(values) / len(values) for generation_id, values in found.items()}
+
+
+def compared(rewards: Mapping[str, float], outputs: Iterable[Distillation]) -> dict[str, tuple[str, float]]:
+    """By output the episode among whose outputs it is compared, and its advantage there: its reward less the mean of
+    theirs, divided by their deviation; 0 where all are equal. An output that alone of its episode was tried is left
+    out: its batch compares it (eq. 3)."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for row in outputs:
+        if row.episode_id is not None and row.generation_id in rewards:
+            groups[row.episode_id].append(row.generation_id)
+    return {
+        name: (episode_id, float(advantage))
+        for episode_id, names in groups.items()
+        if len(names) > 1
+        for name, advantage in zip(
+            names, standardized(np.array([rewards[name] for name in names]), "group"), strict=True
+        )
+    }
+
+
+def compared_metrics(found: Iterable[tuple[str, float]]) -> Metrics:
+    """How many outputs were compared with others about their episode, and the share of them that differ; none where no
+    output was."""
+    advantages = [advantage for _, advantage in found]
+    if not advantages:
+        return {}
+    differ = sum(advantage != 0 for advantage in advantages) / len(advantages)
+    return {"outputs_compared": float(len(advantages)), "outputs_compared_differing": differ}
 
 
 def trial_metrics(trials: Sequence[Trial], episodes: Sequence[Episode], *, round: int) -> Metrics:
