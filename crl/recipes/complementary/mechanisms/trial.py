@@ -445,7 +445,7 @@ def ahead(result: TrialResult) -> bool:
     return result.wins_with > result.wins_without
 
 
-def best_of_each(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[TextKey]:
+def best_of_episodes(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[TextKey]:
     """The texts of the output about each episode that did best: by the mean difference of its tried texts, the first of
     equals."""
     texts: dict[tuple[str, ...], dict[str, dict[TextKey, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -467,7 +467,7 @@ def trials_of(
     cannot come in where that one may not.
     """
     rows, listed = [], list(asked)
-    best = best_of_each(listed, results)
+    best = best_of_episodes(listed, results)
     for each in listed:
         result = results.get(each.key)
         if result is None and not each.possible:
@@ -527,10 +527,10 @@ def compared(rewards: Mapping[str, float], outputs: Iterable[Distillation]) -> d
     }
 
 
-def compared_metrics(found: Iterable[tuple[str, float]]) -> Metrics:
+def compared_metrics(results: Iterable[tuple[str, float]]) -> Metrics:
     """How many outputs were compared with others about their episode, and the share of them that differ; none where no
     output was."""
-    advantages = [advantage for _, advantage in found]
+    advantages = [advantage for _, advantage in results]
     if not advantages:
         return {}
     differ = sum(advantage != 0 for advantage in advantages) / len(advantages)
