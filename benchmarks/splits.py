@@ -119,9 +119,9 @@ def _lines() -> Iterator[str]:
             f"{row['held_out_first']}–{row['held_out_last']}", str(count),
         )  # fmt: skip
         sharing.setdefault(split, {}).setdefault(row["experiment"], []).append(row["family"])
-    for split, experiments in sharing.items():
+    for shared, experiments in sharing.items():
         told = (f"{name}: {', '.join(families)}" for name, families in experiments.items())
-        yield f"| {' | '.join(split)} | {'; '.join(told)} |\n"
+        yield f"| {' | '.join(shared)} | {'; '.join(told)} |\n"
 
 
 def _environment(family: FamilyConfig) -> str:

@@ -346,10 +346,10 @@ class _Lists:
         if isinstance(default, list) and default and default == schema.get("items", {}).get("enum"):
             return f"all of {self._values(schema['items'])}"
         if shown in values:
-            others = re.sub(
+            rest = re.sub(
                 rf"{re.escape(shown)}(, | or )|(, | or ){re.escape(shown)}|{re.escape(shown)}", "", values, count=1
             )
-            return ", ".join(filter(None, [shown, others]))
+            return ", ".join(filter(None, [shown, rest]))
         bounds = re.sub(r"^(integer|number) ", "", values) if _is_number(default) else values
         return shown if bounds in ("integer", "number") else f"{shown}, {bounds}"
 
@@ -423,7 +423,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 def _called_elsewhere(path: str) -> str:
     """The names that other libraries have for a key of this path, where they are others."""
-    same, close = [], []
+    same, close = list[str](), list[str]()
     for name, here in OTHER_NAMES.items():
         keys = [re.sub(r"<\w+>|\b0\b", "*", key) for key in here.keys]
         if (

@@ -44,7 +44,7 @@ def test_every_file_of_a_paper_says_where_it_differs() -> None:
 KINDS = {"Experiential RL": "erl", "DreamGym": "dreamgym", "Importance-weighted replay": "importance_replay"}
 
 
-@pytest.mark.parametrize("title", KINDS)
+@pytest.mark.parametrize("title", [title for title, kind in KINDS.items() if kind in RECIPES.names()])
 def test_every_part_of_a_recipe_names_a_setting_and_tests_that_are_there(title: str) -> None:
     page = (CONF.parent / "docs/recipe_parts.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
