@@ -67,7 +67,12 @@ def games(folder: Path, bad: int, how: str) -> AlfworldConfig:
 
 
 CASES = [
-    *(pytest.param(rows, how, marks=[] if how == "binary" else pytest.mark.slow, id=f"rows-{how}") for how in DIFFS),
+    *(
+        pytest.param(
+            rows, how, marks=[swe_files.needs_bwrap, *([] if how == "binary" else [pytest.mark.slow])], id=f"rows-{how}"
+        )
+        for how in DIFFS
+    ),
     *(pytest.param(games, how, id=f"games-{how}") for how in GAMES),
 ]
 

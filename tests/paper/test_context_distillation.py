@@ -156,7 +156,7 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
     found = trainer.read(read, likeliest=top_k)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
     for sample in read:
-        assert found[sample.sample_id].logprobs == pytest.approx(logprobs(network, sample), abs=1e-5)
+        assert found[sample.sample_id].logprobs == pytest.approx(logprobs(network, sample), abs=1e-4)
     taught = [
         TeacherLogprobs(
             episode_id=context.episode_id,
@@ -187,7 +187,7 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
             if top_k:
                 ids = teacher_V.argsort(descending=True)[:top_k]
                 assert row.top_ids[at] == ids.tolist()
-                assert row.top_logprobs[at] == pytest.approx(teacher_V[ids].tolist(), abs=1e-5)
+                assert row.top_logprobs[at] == pytest.approx(teacher_V[ids].tolist(), abs=1e-4)
                 rest = torch.ones_like(own_V, dtype=torch.bool)
                 rest[ids] = False
                 own, given = (torch.cat([each[ids].exp(), each[rest].exp().sum()[None]]) for each in (own_V, teacher_V))

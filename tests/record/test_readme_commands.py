@@ -14,14 +14,14 @@ from crl.run.directory import RunDirectory
 from tests.tiny_run import NAME, ROOT, ROUNDS, crl_here
 
 TYPED = re.findall(r"^crl (\w+.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-TRAINING = ("train", "resume")
-"""Run by the tests of whole runs; a resume has nothing to do here."""
+TRAINING = ("init", "train", "resume")
+"""Run by the tests of whole runs and of the pages that have their files; a resume has nothing to do here."""
 
 
-def words_of(typed: str, entry: str) -> list[str]:
-    """A command line of the README for the tiny run, with a real entry for `ID`."""
+def words_of(typed: str, entry: str, folder: Path) -> list[str]:
+    """A command line of the README for the tiny run, with a real entry for `ID` and a folder for `agent`."""
     words = shlex.split(typed, comments=True)
-    swap = {"quickstart": NAME, "ID": entry, "conf/quickstart.yaml": "conf/tiny.yaml"}
+    swap = {"quickstart": NAME, "ID": entry, "conf/quickstart.yaml": "conf/tiny.yaml", "agent": str(folder / "agent")}
     return [swap.get(word, word) for word in words]
 
 
@@ -30,11 +30,11 @@ def test_the_readme_shows_commands():
 
 
 @pytest.mark.parametrize("typed", [typed for typed in TYPED if typed.split()[0] not in TRAINING])
-def test_a_command_of_the_readme_runs(finished: Path, typed: str, request: pytest.FixtureRequest):
+def test_a_command_of_the_readme_runs(finished: Path, typed: str, tmp_path: Path, request: pytest.FixtureRequest):
     evaluates = typed.startswith("evaluate")
     run = RunDirectory.open(request.getfixturevalue("copied") if evaluates else finished)  # it keeps what it played
     entry = recorded_bank(run, build(run.method), ROUNDS).taken([0])[0].entry_id
-    done = crl_here(run.path.parent, *words_of(typed, entry))
+    done = crl_here(run.path.parent, *words_of(typed, entry, tmp_path))
     assert done.returncode == 0 and done.stdout.strip()
 
 
