@@ -38,7 +38,9 @@ from tests.worlds.hotpotqa import hotpotqa_files
 from tests.worlds.swe import world as swe_files
 
 TESTED = {
+    "README.md": "tests/record/test_readme_commands.py",
     "bank_from_chats.md": "tests/recipes/bank_from_chats/test_bank_build.py",
+    "chat.md": "tests/record/test_bank_page.py",
     "checks.md": "tests/docs/test_checks_page.py",
     "dataset.md": "tests/worlds/dataset/test_dataset_rounds.py",
     "environment_class.md": "tests/guests/test_environments_page.py",
@@ -205,7 +207,8 @@ def filled(words: Sequence[str], runs: Path, folder: Path) -> list[str]:
     if run is not None and {"ID", "ENTRY"} & {*words}:
         number = int(words[words.index("--round") + 1]) if "--round" in words else RunDirectory.open(run).rounds()[-1]
         places |= dict.fromkeys(("ID", "ENTRY"), entry_of(run, number))
-    return [places.get(word, word) for word in words]
+    answered = ["--yes"] if words[0] in ("mend", "redo") else []  # nobody is there to ask
+    return [*(places.get(word, word) for word in words), *answered]
 
 
 def written(folder: Path, named: str) -> Path:
