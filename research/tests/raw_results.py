@@ -26,6 +26,8 @@ PAGES = {
         "trials",
         "change",
         "smollm2",
+        "objectives",
+        "selection",
     )
 } | {"scale": "scaling.md"}
 """The page that a study's tables are in, by the name of its raw results."""
