@@ -72,7 +72,8 @@ NOT_HERE = {
     r"^python -m pdb ": "a terminal",
     r"^python -m data\.swe\.mutations": "minutes: tests/worlds/swe/test_mutations.py",
     r"^crl train conf/dreamgym\.yaml": "a model that learns: tests/recipes/dreamgym/test_dreamgym_smollm2.py",
-    r"^crl doctor my\.yaml": "a file of the reader's",
+    r"^crl doctor (my\.yaml|.*/models/)": "a file or a model of the reader's: tests/docs/test_your_model.py",
+    r"^crl export .*--push ": "the Hub: tests/unit/serve/test_export.py",
     r"^crl env play ": "a person: tests/unit/cli/test_env.py",
     r"^crl approve ": "a person's decision: tests/faults/test_operation_approval.py",
     r"task_runner=dask": "a cluster: tests/flows/test_task_runners.py",
@@ -199,7 +200,7 @@ def test_what_a_page_says_to_type_runs(
 
 def filled(words: Sequence[str], runs: Path, folder: Path) -> list[str]:
     """A command with a real entry for `ID`, and with folders of this test's for those of the reader's."""
-    places = {name: str(folder / name) for name in ("shared_bank", "other_bank", "page.html")}
+    places = {name: str(folder / name) for name in ("shared_bank", "other_bank", "page.html", "agent")}
     places |= {"/tmp/made": str(folder / "made"), "runs/quickstart": str(runs / "quickstart")}
     if words[:2] == ["bank", "import"]:
         places[words[2]] = str(written(folder, words[2]))
@@ -207,8 +208,10 @@ def filled(words: Sequence[str], runs: Path, folder: Path) -> list[str]:
     if run is not None and {"ID", "ENTRY"} & {*words}:
         number = int(words[words.index("--round") + 1]) if "--round" in words else RunDirectory.open(run).rounds()[-1]
         places |= dict.fromkeys(("ID", "ENTRY"), entry_of(run, number))
-    answered = ["--yes"] if words[0] in ("mend", "redo") else []  # nobody is there to ask
-    return [*(places.get(word, word) for word in words), *answered]
+    found = [places.get(word, word) for word in words]
+    if words[0] == "export":
+        found[words.index("--to") + 1] = str(folder / words[words.index("--to") + 1])
+    return [*found, "--yes"] if words[0] in ("mend", "redo") else found  # nobody is there to ask
 
 
 def written(folder: Path, named: str) -> Path:
