@@ -15,13 +15,15 @@ from typing import Any
 
 import psutil
 
+from crl.audit.audit import problems_of
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.manifest import parse_key
 from tests.faults.looking import Identity, check_journal, check_kept
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.recipe_runs import tiny_name, train_tiny
-from tests.tiny_run import NAME, ROOT, command, digests, environment, train
+from tests.tiny_run import NAME, ROOT, command, digests, environment, leftovers, train
 
 WORKER = "crl.engine.worker"
 MARK = "CRL_TEST_MARK"
@@ -149,6 +151,21 @@ class KilledRun:
             self._process.wait()
             self._look()
         return True
+
+    def kill_in_each(self, *keys: str, least: int) -> None:
+        """Kill somebody in each of these stages, as long as there is something to kill, and finish the run: it is the
+        one that nobody disturbed, after at least so many kills."""
+        for key in keys:
+            if not self.alive:
+                self.start(shards=self.random.choice([1, 2]))
+            if not self.kill_in(key, whom=self.random.choice(["flow", "engine", "both"])):
+                break
+        self.finish()
+        assert len(self.kills) >= least
+        assert digests(self.path) == self.expected
+        assert leftovers(self.path) == []
+        run = RunDirectory.open(self.path)
+        assert problems_of(run, recipe_of(run.method)) == []
 
     def _wait_for(self, key: str, manner: str) -> bool:
         started = parse_key(key)

@@ -12,15 +12,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from crl.audit.audit import problems_of
 from crl.policies import resolve_model
 from crl.policies.language_model import load_model
 from crl.records import Weights, rows_of
-from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from tests.faults.killing import killed_run
 from tests.faults.test_kills import SEED
-from tests.tiny_run import NAME, crl_here, digests, leftovers, train
+from tests.tiny_run import NAME, crl_here, digests, train
 
 ROUNDS = 2
 ROLES = ("actor", "extractor")
@@ -92,22 +90,14 @@ def test_peft_opens_the_checkpoints_and_they_are_models_of_other_runs(
 
 def test_killed_around_both_updates(reference: Path, base: Path, tmp_path: Path) -> None:
     with killed_run(tmp_path / "runs", reference, ROUNDS, SEED + 7, **based_on(base)) as killed:
-        for key in (
+        killed.kill_in_each(
             "0000/warm_start_actor",
             "0001/update_actor",
             "0002/collect",
             "0002/update_extractor",
             "0002/evaluate",
-        ):
-            if not killed.alive:
-                killed.start(shards=killed.random.choice([1, 2]))
-            if not killed.kill_in(key, whom=killed.random.choice(["flow", "engine", "both"])):
-                break
-        killed.finish()
-        assert len(killed.kills) >= 3
-        assert digests(killed.path) == killed.expected and leftovers(killed.path) == []
-        run = RunDirectory.open(killed.path)
-        assert problems_of(run, recipe_of(run.method)) == []
+            least=3,
+        )
 
 
 def test_a_fork_goes_on_with_both_adapters(reference: Path, tmp_path: Path) -> None:

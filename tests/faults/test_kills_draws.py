@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from crl.audit.audit import problems_of
 from crl.records import Episode
-from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from tests.faults.killing import killed_run
 from tests.faults.test_kills import SEED
-from tests.tiny_run import NAME, crl_here, digests, leftovers, train
+from tests.tiny_run import NAME, crl_here, train
 
 ROUNDS, DRAWS = 2, 3
 CHANGES = {"method__rollout__dynamic_sampling": f"{{max_draws: {DRAWS}}}"}
@@ -36,16 +34,7 @@ def drawn(path: Path, number: int, draw: str) -> int:
 def test_killed_in_further_draws(reference: Path, tmp_path: Path) -> None:
     assert drawn(reference, 1, "collect_2") > 0, "something is drawn again"
     with killed_run(tmp_path / "runs", reference, ROUNDS, SEED + 11, **CHANGES) as killed:
-        for key in ("0001/plan_2", "0001/collect_2", "0001/collect_3", "0002/plan_3", "0002/collect_2"):
-            if not killed.alive:
-                killed.start(shards=killed.random.choice([1, 2]))
-            if not killed.kill_in(key, whom=killed.random.choice(["flow", "engine", "both"])):
-                break
-        killed.finish()
-        assert len(killed.kills) >= 2
-        assert digests(killed.path) == killed.expected and leftovers(killed.path) == []
-        run = RunDirectory.open(killed.path)
-        assert problems_of(run, recipe_of(run.method)) == []
+        killed.kill_in_each("0001/plan_2", "0001/collect_2", "0001/collect_3", "0002/plan_3", "0002/collect_2", least=2)
 
 
 def test_the_record_is_whole_and_can_be_made_again(reference: Path) -> None:
