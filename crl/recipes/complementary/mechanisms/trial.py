@@ -237,8 +237,10 @@ def _looked_at(ctx: StageContext, believed: Proposal) -> Iterator[Proposal]:
     second of each, and so on."""
     yield believed
     outputs = config_of(ctx.method).distill.outputs
+    if outputs == 1:
+        return
     numbers = {row.distillation_id: row.candidate for row in ctx.rows(Distillation, "distill")}
-    for number in range(outputs) if outputs > 1 else ():
+    for number in range(outputs):
         mine = [row for row in believed.operations if numbers[row.distillation_id] == number]
         yield replace(believed, operations=mine)
 
