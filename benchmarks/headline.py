@@ -203,19 +203,19 @@ def _text(
     )
 
 
-def inserted(text: str) -> str:
-    """A page with its table replaced. Raises ValueError where it has no place for one."""
-    place = re.compile(rf"({re.escape(PLACE)}\n\n)(?:\|.*\n)*")
+def inserted(text: str, rows: str, mark: str = PLACE) -> str:
+    """A page with the table behind its mark replaced. Raises ValueError where it has no mark for one."""
+    place = re.compile(rf"({re.escape(mark)}\n\n)(?:\|.*\n)*")
     if len(place.findall(text)) != 1:
-        raise ValueError(f"a page has no line {PLACE}, or several")
-    return place.sub(lambda match: f"{match[1]}{table()}\n", text)
+        raise ValueError(f"a page has no line {mark}, or several")
+    return place.sub(lambda match: f"{match[1]}{rows}\n", text)
 
 
 def main() -> None:
     """See the module docstring."""
     PICTURE.write_text(picture(), encoding="utf-8")
     for page in PAGES:
-        page.write_text(inserted(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(inserted(page.read_text(encoding="utf-8"), table()), encoding="utf-8")
     print(table())
 
 

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.headline import inserted
 from crl.cli.shared import an_entry
 from crl.paths import quoted
 from crl.report.round_tables import round_tables
@@ -89,21 +92,13 @@ def _won(rate: Rate) -> str:
     return f"{rate.successes}/{rate.episodes}" if rate.episodes else "–"
 
 
-def inserted(text: str, table: str) -> str:
-    """A page with its table replaced. Raises ValueError where it has no mark for one."""
-    mark = re.compile(rf"({re.escape(MARK)}\n\n)(?:\|.*\n)*")
-    if len(mark.findall(text)) != 1:
-        raise ValueError(f"a page has no line {MARK}, or several")
-    return mark.sub(lambda match: f"{match[1]}{table}\n", text)
-
-
 def main(run_paths: Sequence[Path], folder: Path) -> None:
     """Write the pictures of the first run, and the table of all, below `folder`."""
     for path, svg in ((TABLES, tables(run_paths[0])), (STORY, story(run_paths[0]))):
         if svg is not None:
             (folder / path).write_text(svg, encoding="utf-8")
     page = folder / README
-    page.write_text(inserted(page.read_text(encoding="utf-8"), success(run_paths)), encoding="utf-8")
+    page.write_text(inserted(page.read_text(encoding="utf-8"), success(run_paths), MARK), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.lab.study.config import Study, load_study
-from crl.lab.study.files import MARKDOWN, PARQUET, RUNS, write_study
+from crl.lab.study.files import MARKDOWN, PARQUET, RUNS, parquet_of, write_study
 from crl.lab.study.metrics import RunMetrics, read_run
 from crl.lab.study.plan import PlannedRun, plan_runs
 from crl.lab.study.results import RunsByArm
@@ -52,10 +52,9 @@ def keep(study: Study, run: PlannedRun, folder: Path = RESEARCH) -> Path:
         "method_digest": run.experiment.method.digest(),
         "metrics": read_run(run.path, run.rounds).model_dump_json(),
     }
-    path, buffer = path_of(study, run, folder), pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist([row]), buffer, compression="zstd")
+    path = path_of(study, run, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, buffer.getvalue().to_pybytes())
+    write_atomically(path, parquet_of(pa.Table.from_pylist([row])))
     return path
 
 

@@ -103,7 +103,7 @@ def write_study(
     }
     changes = _changes(metrics)
     if changes.num_rows:
-        contents[CHANGE] = _written(changes)
+        contents[CHANGE] = parquet_of(changes)
     pictures = _pictures(result)
     with making(directory):
         for name, content in (contents | pictures).items():
@@ -143,7 +143,7 @@ def _parquet(metrics: RunsByArm) -> bytes:
         for bank, rates in ((True, run.with_bank), (False, run.without_bank))
         for number, rate in rates.items()
     ]
-    return _written(pa.Table.from_pylist(rows, SCHEMA))
+    return parquet_of(pa.Table.from_pylist(rows, SCHEMA))
 
 
 def _runs(metrics: RunsByArm) -> bytes:
@@ -157,7 +157,7 @@ def _runs(metrics: RunsByArm) -> bytes:
         for arm, runs in metrics.items()
         for seed, run in runs.items()
     ]
-    return _written(pa.Table.from_pylist(rows, OF_RUNS))
+    return parquet_of(pa.Table.from_pylist(rows, OF_RUNS))
 
 
 def _changes(metrics: RunsByArm) -> pa.Table:
@@ -178,7 +178,8 @@ def _changes(metrics: RunsByArm) -> pa.Table:
     return pa.Table.from_pylist(rows, CHANGES)
 
 
-def _written(table: pa.Table) -> bytes:
+def parquet_of(table: pa.Table) -> bytes:
+    """A table as the content of a Parquet file."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     return buffer.getvalue()

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.readme import MARK, inserted, main, story, success, tables
+from benchmarks.headline import inserted
+from benchmarks.readme import MARK, main, story, success, tables
 from tests.unit.report.builder import build_run
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
@@ -61,11 +62,11 @@ def test_runs_are_compared_after_the_same_round(runs: list[Path], tmp_path: Path
 
 def test_the_table_is_put_in_its_place_and_nowhere_else(runs: list[Path]) -> None:
     table = success(runs)
-    text = inserted(README, table)
+    text = inserted(README, table, MARK)
     assert "of another day" not in text and text.count(table) == 1 and text.endswith("|a|b|\n|-|-|\n")
-    assert inserted(text, table) == text, "again changes nothing"
+    assert inserted(text, table, MARK) == text, "again changes nothing"
     with pytest.raises(ValueError, match="has no line"):
-        inserted("# A page\n", table)
+        inserted("# A page\n", table, MARK)
 
 
 def test_pictures_are_svg_that_asks_no_server(runs: list[Path], tmp_path: Path) -> None:
