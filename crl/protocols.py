@@ -227,6 +227,10 @@ class Teacher(Instructive, Protocol):
         """An experience to show in a demonstration of a practice game; None: none. `true` False: it is wrong in
         something."""
 
+    def tidied(self, experiences: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+        """A shorter list that says as much: each text with the places, from 0, of the experiences that it stands
+        for. A text that stands for one experience is that experience."""
+
 
 class TeachingEnvironment(Environment, Teacher, Protocol):
     """An environment to practice in."""

@@ -499,8 +499,8 @@ RUNS: dict[str, Golden] = {
     "smollm2": Golden(
         PLAYED,
         {"method.families.0.repeat": 1, "method.families.0.groups": 1, "method.families.0.evaluation_seeds.count": 1,
-         "method.rollout.group_size": 2, RECIPE + "warm_start.actor_episodes": 4, "method.threads": 1,
-         RECIPE + "warm_start.extractor_episodes": 4, BUFFERED + "batch": 2},
+         "method.rollout.group_size": 2, "method.threads": 1, BUFFERED + "batch": 2, RECIPE + "warm_start": {
+             "demonstrations": "practice", "actor_episodes": 4, "extractor_episodes": 4, "extractor_merges": 4}},
         config="conf/quickstart.yaml", rounds=1,
     ),
 }  # fmt: skip

@@ -508,10 +508,24 @@ class WarmStartConfig(Model):
     extractor_episodes: int = Field(
         48, ge=0, le=100_000, description="Demonstrations for the extractor: templates over real episodes; 0: none."
     )
+    extractor_merges: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        exclude_if=lambda value: value == 0,
+        description="With demonstrations: practice, lists of experiences that the extractor is shown merged.",
+    )
     demonstrations: Literal["oracle", "random", "practice", "recorded"] = Field(
         "oracle",
         description="What the actor imitates. oracle: solutions; random: legal actions (format only); practice: "
         "games under rules that no task has (environments that teach; both roles); recorded: people's games.",
+    )
+    adapters: str | None = Field(
+        None,
+        min_length=1,
+        exclude_if=unset,
+        description="Adapters that the roles begin with, before any demonstration: a folder with one per role "
+        "(FOLDER/actor …), run:NAME@ROUND, or warm:NAME. warm:quickstart comes with the project.",
     )
     recorded: list[RecordedConfig] | None = Field(
         None,

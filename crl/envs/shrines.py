@@ -56,6 +56,8 @@ THINGS = (
 _ATTEMPTS = 10_000
 _TRUE, _FULL, _REFUSED = 0.8, 0.45, 0.5
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
+_MOST_REFUSED = 4
+"""Things that one experience says are refused: more would not fit into an output."""
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 _THINGS = r"\w+(?: and the \w+)*"
 _REFUSES = rf"refuses the (?P<%s>{_THINGS}) (?P<%s>{'|'.join(ORDINALS)})\."
@@ -270,6 +272,11 @@ class ShrinesEnvironment(Slots[_Slot]):
         """What a careful player would write after a game, from what it showed and the experience that guided it."""
         return lesson_of(episode, turns)
 
+    def tidied(self, experiences: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+        """A beginning of the rule is left out beside a longer one that goes on from it; refusals after the same
+        beginning become one experience."""
+        return tidied(experiences)
+
 
 def _lying(things: Sequence[str]) -> str:
     return f"Here are: {', '.join(things)}."
@@ -348,6 +355,28 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
     if taken == guide.taken and (not refused or refused[0] in guide.refused):
         return Lesson("return")
     return Lesson("update", told)
+
+
+def tidied(experiences: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """What :meth:`ShrinesEnvironment.tidied` says of experiences of one shrine. One that claims nothing stays."""
+    claims = [read_claim(text) for text in experiences]
+    longest = sorted({claim.taken for claim in claims if claim is not None}, key=len, reverse=True)
+    stands: dict[tuple[str, ...] | int, list[int]] = {}
+    for place, claim in enumerate(claims):
+        beyond = [taken for taken in longest if claim is not None and taken[: len(claim.taken)] == claim.taken]
+        stands.setdefault(beyond[0] if beyond else place, []).append(place)
+    found = []
+    for taken, places in stands.items():
+        refused = [
+            thing for place in places if (claim := claims[place]) and claim.taken == taken for thing in claim.refused
+        ]
+        text = experiences[places[0]]
+        name = re.search(r"\bthe (\w+) shrine\b", text, re.IGNORECASE)
+        if not isinstance(taken, int) and len(places) > 1 and name is not None:
+            things = tuple(dict.fromkeys(refused))[:_MOST_REFUSED]
+            text = write_claim(name.group(1), Claim(taken, things)) or text
+        found.append((text, tuple(places)))
+    return found
 
 
 def _name(episode: Episode) -> str:

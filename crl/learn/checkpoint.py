@@ -15,6 +15,7 @@ weights are the training weights, and weights plus optimizer state are all that 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from crl.errors import FrozenMethodChanged, RecordDamaged
 
 ENGINE_DIRECTORY = "deepspeed"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -40,12 +42,20 @@ def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path)
     model.save_pretrained(directory, state_dict=dict(state), **options)
     if adapter:
         (directory / "README.md").unlink(missing_ok=True)
-        path = directory / "adapter_config.json"
+        path = directory / ADAPTER_CONFIG
         config = json.loads(path.read_text(encoding="utf-8"))
         for key, value in config.items():
             if isinstance(value, list) and all(isinstance(item, str) for item in value):
                 config[key] = sorted(value)
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def take_adapter(source: Path, directory: Path) -> None:
+    """Write the adapter of a folder as a checkpoint: in float32, whatever its own type is, without optimizer state."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.float() for name, tensor in load_file(source / ADAPTER).items()}
+    save_file(tensors, directory / ADAPTER, metadata={"format": "pt"})
+    shutil.copyfile(source / ADAPTER_CONFIG, directory / ADAPTER_CONFIG)
 
 
 def persistent_buffers(model: Any) -> dict[str, torch.Tensor]:

@@ -44,8 +44,11 @@ def run_warm_start(
     threads: int,
     output_dir: Path,
     on_step: OnStep | None = None,
+    adapter: Path | None = None,
 ) -> dict[str, float]:
     """Train `config.num_train_epochs` passes over `samples` and write the sampling weights into `output_dir`.
+
+    It begins with the folder of an `adapter`, else with the model as it is.
 
     A step is one micro-batch of the role (`deepspeed.micro_batch` samples, shuffled by `seed`), AdamW at
     `config.learning_rate` with its `lr_scheduler_type`; full weights or LoRA as the role says. Equal inputs write equal
@@ -73,7 +76,7 @@ def run_warm_start(
         )
     model = load_trainable(
         model_path,
-        None,
+        adapter,
         lora=role.lora,
         source=role.model,
         seed=seed,

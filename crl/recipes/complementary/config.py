@@ -192,7 +192,8 @@ class BankRecipeConfig(RecipeConfig):
         start = self.warm_start
         if start is None:
             return False, False
-        return start.actor_episodes > 0, self.has_bank and start.extractor_episodes > 0
+        given = start.adapters is not None
+        return given or start.actor_episodes > 0, self.has_bank and (given or start.extractor_episodes > 0)
 
     @property
     def scores_uses(self) -> bool:
@@ -201,7 +202,7 @@ class BankRecipeConfig(RecipeConfig):
 
     def steps_environments(self, method: Method) -> tuple[str, str] | None:
         """Demonstrations are moves of an oracle, at random, or of a person's: somebody steps."""
-        if self.warm_start is None or not self.warm_starts()[0]:
+        if self.warm_start is None or self.warm_start.actor_episodes == 0:
             return None
         return "demonstrations for the actor are played step by step", "warm_start.actor_episodes: 0, or no warm_start"
 
@@ -333,8 +334,17 @@ def _warm_start(config: BankRecipeConfig, start: WarmStartConfig, method: Method
                 where=f"method.recipe.warm_start.{role}_episodes",
                 next_step="set it to 0",
             )
+    if start.adapters is not None:
+        yield from _adapters(config, method)
+    if start.extractor_merges and not (start.extractor_episodes and start.demonstrations == "practice"):
+        yield BadInput(
+            "the extractor is to be shown how lists of experiences are merged, and it practices nothing",
+            expected="demonstrations: practice with extractor_episodes above 0, or extractor_merges 0",
+            where="method.recipe.warm_start.extractor_merges",
+            next_step="leave it out",
+        )
     for family in method.families:
-        if actor and start.demonstrations == "oracle" and family.environment.hidden_rule:
+        if start.actor_episodes and start.demonstrations == "oracle" and family.environment.hidden_rule:
             yield BadInput(
                 f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
                 expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
@@ -350,6 +360,18 @@ def _warm_start(config: BankRecipeConfig, start: WarmStartConfig, method: Method
                 next_step="choose another kind of demonstrations",
             )
     yield from _recorded(start, method)
+
+
+def _adapters(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Roles that could not go on from an adapter."""
+    for role in (ACTOR, *([EXTRACTOR] if config.has_bank else [])):
+        if method.role(role).lora is None:
+            yield BadInput(
+                f"the {role} is to begin with an adapter, and its whole weights are trained",
+                expected=f"method.roles.{role}.lora with the adapter's r and lora_alpha, or no adapters",
+                where="method.recipe.warm_start.adapters",
+                next_step="set lora, or name a model that has the adapter merged: model: FOLDER",
+            )
 
 
 def _mechanisms(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:

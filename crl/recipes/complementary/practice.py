@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from crl.extractor.distill import DistillItem
+from crl.extractor.formats import ParsedOperation
 from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
 from crl.recipes.complementary.config import config_of
@@ -25,6 +26,7 @@ from crl.rounds.demonstrations import (
     as_answer,
     demonstrate,
     demonstration,
+    merge_script,
     shares,
     slot_with,
     write_script,
@@ -76,6 +78,40 @@ def written_well(
         results += write_script(ctx.method, extractor, items, lessons, config, round=ctx.round)
         played += wave
     return played, results
+
+
+def merged_well(ctx: StageContext, extractor: ScriptedRole, lists: int) -> list[Distilled]:
+    """Lists of experiences of one practice game each, true or not, and what a careful player makes of them: what the
+    extractor imitates when it merges."""
+    results: list[Distilled] = []
+    most = config_of(ctx.method).merge.chunk
+    for family, count in shares(lists, ctx.method.families):
+        environment = ctx.environment(family.name)
+        assert isinstance(environment, Teacher), "checked before work starts"
+        teacher, random = environment.practice(), np.random.default_rng(ctx.seed("merge", family.name))
+        done = 0
+        while done < count:
+            teacher.reset_many([family.drawn[int(random.integers(len(family.drawn)))]])
+            drawn = [
+                teacher.hint(0, random, true=bool(random.random() < TRUE_EXPERIENCES))
+                for _ in range(int(random.integers(2, 2 * most)))
+            ]
+            texts = [valid_text(each) for each in drawn if each is not None][:most]
+            if len(texts) < 2:
+                continue
+            operations = [
+                ParsedOperation("merge", text, tuple(place + 1 for place in places))
+                if len(places) > 1
+                else ParsedOperation("keep", None, (places[0] + 1,))
+                for text, places in teacher.tidied(texts)
+            ]
+            name = f"practice-{family.name}-{done:05d}"
+            config = config_of(ctx.method).distill
+            results += merge_script(
+                ctx.method, extractor, family.name, name, texts, operations, config, round=ctx.round
+            )
+            done += 1
+    return results
 
 
 def _waves(

@@ -6,8 +6,10 @@ loaded. Later prompts may be longer; a trajectory is then shortened, and an epis
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crl.config import FamilyConfig, Method, PromptConfig
 from crl.errors import BadInput
@@ -15,6 +17,9 @@ from crl.protocols import Environment
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.rounds.ready import chat_of, check_actor_room, check_placeholders, check_prompt_sets
 from crl.run.manifest import key_of
+
+if TYPE_CHECKING:
+    from crl.policies.sources import TrainedWeights
 
 
 def check_ready(method: Method, run_path: Path) -> None:
@@ -26,6 +31,7 @@ def check_ready(method: Method, run_path: Path) -> None:
         check_room(method)
         check_teacher(method)
         check_demonstrations(method)
+        check_adapters(method)
 
 
 def check_teacher(method: Method) -> None:
@@ -56,7 +62,9 @@ def check_demonstrations(method: Method) -> None:
     from crl.recipes.complementary.recorded import check_recorded, require_games
 
     start = config_of(method).warm_start
-    if start is None or start.actor_episodes == 0 or (start.recorded is None and start.demonstrations != "oracle"):
+    if start is None or start.actor_episodes == 0:
+        return
+    if start.recorded is None and start.demonstrations != "oracle":
         return
     if start.recorded is not None:
         require_games(method)
@@ -79,6 +87,49 @@ def _check_oracle(family: FamilyConfig, environment: Environment) -> None:
             where="method.recipe.warm_start.demonstrations",
             next_step="set warm_start.actor_episodes: 0, or record games: demonstrations: recorded",
         )
+
+
+def check_adapters(method: Method) -> None:
+    """Raise BadInput where a role cannot begin with its adapter of `warm_start.adapters`."""
+    config = config_of(method)
+    if config.warm_start is not None and config.warm_start.adapters is not None:
+        for role in (ACTOR, *([EXTRACTOR] if config.has_bank else [])):
+            adapter_of(method, role)
+
+
+def adapter_of(method: Method, role: str) -> TrainedWeights:
+    """The adapter that a role begins with. Raises BadInput where there is none, or it fits another model or rank."""
+    from crl.policies.sources import resolve_model, trained_weights
+
+    start, config, where = config_of(method).warm_start, method.role(role), "method.recipe.warm_start.adapters"
+    assert start is not None and config.lora is not None, "refused in the config"
+    name = f"{start.adapters}/{role}"
+    found = trained_weights(name)
+    if found is None or not found.adapter:
+        raise BadInput(
+            f"{name} is no adapter",
+            expected="a folder of a peft adapter, a run with adapters, or a warm start that comes with the project",
+            where=where,
+            next_step="correct the name: it is followed by /actor and /extractor",
+        )
+    model = resolve_model(config.model)
+    if found.base != config.model and (found.base_digest or resolve_model(found.base).digest) != model.digest:
+        raise BadInput(
+            f"the adapter {name} was trained from {found.base}, and the {role} is {config.model}",
+            expected="an adapter of the role's model",
+            where=where,
+            next_step=f"set method.roles.{role}.model: {found.base}, or name another adapter",
+        )
+    settings = json.loads((found.checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
+    for key, value in (("r", config.lora.r), ("lora_alpha", config.lora.lora_alpha)):
+        if settings.get(key) != value:
+            raise BadInput(
+                f"the adapter {name} has {key} {settings.get(key)}, and the {role}'s lora.{key} is {value}",
+                expected="equal settings: training goes on with the adapter as it is",
+                where=f"method.roles.{role}.lora.{key}",
+                next_step=f"set it to {settings.get(key)}",
+            )
+    return found
 
 
 def check_offline_bank(config: BankRecipeConfig, run_path: Path) -> None:

@@ -83,7 +83,7 @@ def build(method: Method) -> Recipe:
     actor_starts, extractor_starts = config.warm_starts()
     return Recipe(
         name=config.kind,
-        preparation=(initialize_stage, *_warm_starts(method, actor_starts, extractor_starts), evaluates),
+        preparation=(initialize_stage, *_warm_starts(method, config, actor_starts, extractor_starts), evaluates),
         stages=tuple(stages),
         initial={
             "consolidate": "initialize",
@@ -219,9 +219,12 @@ def _sources(method: Method, config: BankRecipeConfig) -> Sources:
     return Sources(Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK), weights, lag, changes_bank)
 
 
-def _warm_starts(method: Method, actor: bool, extractor: bool) -> tuple[Stage, ...]:
+def _warm_starts(method: Method, config: BankRecipeConfig, actor: bool, extractor: bool) -> tuple[Stage, ...]:
     """The stages of a supervised start of these roles."""
+    if config.warm_start is None:
+        return ()
     played = (Episode, Turn, Generation)
+    shown, written = config.warm_start.actor_episodes > 0, config.warm_start.extractor_episodes > 0
     return (
         *when(
             actor,
@@ -230,7 +233,7 @@ def _warm_starts(method: Method, actor: bool, extractor: bool) -> tuple[Stage, .
                 name="warm_start_actor",
                 run=warm_start.warm_start_actor,
                 reads=(Read("initialize", 0, ACTOR),),
-                writes=(*played, Sample, Weights, Metric),
+                writes=(*(*played, Sample) * shown, Weights, *(Metric,) * shown),
                 role=ACTOR,
             ),
         ),
@@ -241,9 +244,9 @@ def _warm_starts(method: Method, actor: bool, extractor: bool) -> tuple[Stage, .
                 run=warm_start.warm_start_extractor,
                 reads=(
                     Read("initialize", 0, EXTRACTOR),
-                    Read("warm_start_actor" if actor else "initialize", 0, ACTOR),
+                    *(Read("warm_start_actor" if actor else "initialize", 0, ACTOR),) * written,
                 ),
-                writes=(*played, Distillation, Operation, Sample, Weights, Metric),
+                writes=(*(*played, Distillation, Operation, Sample) * written, Weights, *(Metric,) * written),
                 role=EXTRACTOR,
             ),
         ),
