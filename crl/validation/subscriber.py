@@ -27,7 +27,7 @@ from crl.run.validations import Verdict, keep_verdict, load_verdict, stage_diges
 _MOST_LACKING = 10
 """Newest earlier rounds without a verdict that are validated beside a run."""
 _LIMIT_SECONDS = 600.0
-"""Longest validation of a round."""
+"""Longest validation of a round: of processor time, since other work may be all that goes on."""
 _TICK_SECONDS = 0.5
 """Short, so that Ctrl-C reaches the thread that waits."""
 _END_SECONDS = 10.0
@@ -106,7 +106,7 @@ class Validations:
             expectations=self._expectations,
         )
         try:
-            return Verdict.model_validate(self._engine.run(job, time_limit=_LIMIT_SECONDS))
+            return Verdict.model_validate(self._engine.run(job, time_limit=_LIMIT_SECONDS, of_processor=True))
         except (CrlError, OSError) as error:
             reason = error.found if isinstance(error, CrlError) else str(error)
             verdict = Verdict(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from crl.config import Runtime
@@ -161,10 +165,42 @@ def test_a_scheduler_that_is_away_costs_no_verdict(run: RunDirectory) -> None:
         validations_of(run.path)
 
 
-def test_it_imports_no_great_expectations() -> None:
-    import subprocess
-    import sys
+TURNS = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+if sys.argv[2] == "validates":
+    from crl.validation.process import give_way
+    give_way()
+print(flush=True)
+while True:
+    pass
+"""
 
+
+@pytest.mark.slow
+def test_a_program_that_never_rests_does_not_starve_it(tmp_path: Path) -> None:
+    """Both compute on one core. With the lowest priority it would get a sixtieth."""
+    core = str(min(os.sched_getaffinity(0)))
+    command = [sys.executable, "-c", TURNS, core]
+    with ExitStack() as stack:
+        started = []
+        for name in ("other", "validates"):
+            process = stack.enter_context(subprocess.Popen([*command, name], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None and process.stdout.readline()
+        other, mine = ([psutil.Process(each.pid), _computed(each.pid)] for each in started)
+        wait_until(lambda: _computed(mine[0].pid) > mine[1] + 0.5, "it computes")
+        assert _computed(other[0].pid) - other[1] < 10 * (_computed(mine[0].pid) - mine[1])
+
+
+def _computed(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def test_it_imports_no_great_expectations() -> None:
     code = "import sys, crl.validation.subscriber, crl.engine.worker, crl.cli.train, crl.run.validations\n"
     code += "print({'great_expectations', 'pandas', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
