@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crl.cli.progress import INTERRUPTED
-from crl.cli.shared import command, console, print_listing, say
+from crl.cli.shared import AgentArgument, command, console, print_listing, say
 from crl.errors import BadInput
 from crl.text.unicode import escaped
 
@@ -23,9 +23,7 @@ _MARK = "« "
 
 
 def chat(
-    agent: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, its name under $CRL_RUNS, or a folder of `crl export`.")
-    ],
+    agent: AgentArgument,
     text: Annotated[
         bool, typer.Option("--text", help="It answers what you type, or lines of standard input; no environment.")
     ] = False,

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or the name of an experiment under $CRL_RUNS (./runs).")
 ]
+AgentArgument = Annotated[
+    str, typer.Argument(metavar="RUN|DIR", help="A run, its name under $CRL_RUNS, or a folder of `crl export`.")
+]
 RunsOption = Annotated[Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 _PLAIN_WIDTH = 160
