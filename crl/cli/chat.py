@@ -49,7 +49,7 @@ def chat(
         with open_agent(agent, round, best=best) as opened:
             name = opened.family(family or opened.families[0]).name
             if text and (seed is not None or games != 1):
-                raise BadInput("--seed and --games are of games", expected="them without --text")
+                raise BadInput("--seed and --games choose games, and --text plays none", expected="--text without them")
             if text:
                 _answer(opened, name, bank=not no_bank)
                 return

@@ -277,7 +277,7 @@ def _read(words: Sequence[str], which: Which) -> tuple[list[tuple[str | None, Ru
         if path is None:
             problems.append(f"not in the table: {name} is not a run")
         elif path.absolute().resolve() in places:
-            problems.append(f"{name} was named twice and is in the table once")
+            problems.append(f"{name} is given twice; the table has it once")
         else:
             places.add(path.absolute().resolve())
             try:
@@ -298,7 +298,7 @@ def _named(word: str) -> tuple[str | None, str, Path | None]:
     if not separator or is_run(possible_path(word, "the run")):
         label, name = "", word
     elif not label.strip() or not name:
-        raise BadInput(f"{short(word)} names no row or no run", expected="RUN, or NAME=RUN")
+        raise BadInput(f"{short(word)} lacks the name of its row, or the run", expected="RUN, or NAME=RUN")
     try:
         return label.strip() or None, name, find_run(name)
     except BadInput:

@@ -63,7 +63,8 @@ def serve(
 
     if free_share and (record is None or no_bank):
         raise BadInput(
-            "--free-share is given, and nothing is compared", expected="--record FOLDER, and a bank that is shown"
+            "--free-share has no effect here: nothing is recorded, or no bank is shown",
+            expected="--record FOLDER, and a bank",
         )
     if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
         raise BadInput("the key cannot be sent in a header", expected="printable ASCII without spaces around it")
@@ -142,7 +143,7 @@ def _listening(host: str, port: int) -> Gateway:
 def _taken(host: str, port: int, error: OSError) -> BadInput:
     return BadInput(
         f"nothing can listen on {short(host)}, port {port}: {error.strerror or error}",
-        expected="an address of this machine, and a port that nobody has",
+        expected="an address of this machine, and a free port",
         next_step="name another: --port",
     )
 

@@ -100,7 +100,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise BadInput(f"--set {short(pair)} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
+            raise BadInput(f"--set {short(pair)} is not KEY=VALUE", expected="KEY=VALUE, such as --set method.seed=2")
         if parsed.get(key, value) != value:
             raise BadInput(f"--set {short(key)} is given twice, as {short(parsed[key])} and as {short(value)}")
         parsed[key] = value

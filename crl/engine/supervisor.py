@@ -276,7 +276,7 @@ class Engine:
             raise Cancelled(f"round {job.round}, stage {job.stage}")
         if overdue():
             raise StageTimedOut(
-                f"stage {job.stage} ran past its time limit and its engine was ended",
+                f"stage {job.stage} ran past its time limit, so its engine was ended",
                 where=f"round {job.round}, stage {job.stage}",
                 next_step="raise runtime.stage_time_limit_seconds if the stage needs longer; nothing was committed",
             )
@@ -312,7 +312,7 @@ class Engine:
         where = f"round {job.round}, stage {job.stage}"
         if last:
             where += "; last lines of its log:\n  " + "\n  ".join(last)
-        step = "its log has more; complete stages are kept, and `crl resume` or Retry goes on here"
+        step = "read its log; complete stages are kept, and `crl resume` or Retry continues from here"
         if killed in (-signal.SIGKILL, 128 + signal.SIGKILL):
-            step = f"a SIGKILL that nobody sent is usually the system out of memory: {LESS_MEMORY}"
+            step = f"if nobody sent the SIGKILL, the system was probably out of memory: {LESS_MEMORY}"
         return {"where": where, "next_step": step}

@@ -74,7 +74,7 @@ def test_every_round_is_validated_by_one_process(run: RunDirectory) -> None:
     verdicts = [load_verdict(run.path, number) for number in range(5)]
     pids = {verdict.megabytes for verdict in verdicts if verdict is not None}
     assert len(pids) == 1 and pids != {os.getpid()} and not Path(f"/proc/{pids.pop():.0f}").exists()
-    assert said[0].startswith("waiting for Great Expectations, which validates round") and len(said) == 1
+    assert said[0].startswith("waiting for the data checks of round") and len(said) == 1
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(0, []), (2, [0, 2, 4])])
@@ -160,7 +160,7 @@ def test_a_scheduler_that_is_away_costs_no_verdict(run: RunDirectory) -> None:
         validations(RoundDone(0, 0.0))
         validations(RoundDone(4, 0.0))
     assert outcomes(run) == {0: "passed", 4: "passed"} and threads == {"validations"}
-    assert "the validation of round 0 cannot be shown: no server" in said
+    assert "Prefect cannot show the data checks of round 0: no server" in said
     with pytest.raises(KeyError):
         validations_of(run.path)
 
