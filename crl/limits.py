@@ -31,6 +31,8 @@ MODEL_JSON_BYTES = 500 * MEGABYTE
 """Of config, tokenizer and index of a model: the largest tokenizers have 35 MB."""
 WEIGHTS_HEADER_BYTES = 100 * MEGABYTE
 """Of the header of a file of weights, as the format says."""
+MOST_EPISODES = 10**6
+"""Held-out episodes of an exported agent."""
 SKILL_BYTES = 10 * MEGABYTE
 """Of a SKILL.md: agents read it whole, so good ones have a few kilobytes."""
 DEEPEST = 100

@@ -39,7 +39,7 @@ def approve(
     from crl.run.directory import RunDirectory
 
     if reject and reject_all:
-        raise BadInput("--reject and --reject-all together", expected="ids to refuse, or everything")
+        raise BadInput("--reject and --reject-all are both given", expected="one of them")
     path = find_run(run)
     directory = RunDirectory.open(path)
     asked = _question(directory, recipe_in(directory), round)

@@ -45,7 +45,7 @@ def export_bank(
     require_new(possible_path(to, "--to"))
     if format == "skills":
         if embeddings is not None:
-            raise BadInput("skills hold no vectors", expected="no --embeddings with --format skills")
+            raise BadInput("skills are texts without vectors", expected="--format skills without --embeddings")
         _export_skills(gather(find_run(run), round, embeddings=False), to)
         return
     vectors = format != "jsonl" if embeddings is None else embeddings
@@ -159,7 +159,7 @@ def parse_families(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         source, separator, target = pair.partition("=")
         if not separator or not source or not target or source in found:
-            raise BadInput(f"--family {pair!r} maps nothing", expected="FROM=TO, such as --family lake=pond")
+            raise BadInput(f"--family {pair!r} is not FROM=TO", expected="two names, such as --family lake=pond")
         found[source] = target
     return found
 
@@ -179,7 +179,7 @@ def opened_bank(name: str, round_number: int | None, method: Method | None = Non
         path = path / "bank"
     if method is not None and not is_export(path) and is_skills(path):
         if round_number is not None:
-            raise BadInput(f"--round {round_number}: {name} holds skills", expected="no --round with skills")
+            raise BadInput(f"{name} holds skills, which have no rounds", expected="the command without --round")
         return read_skills(path, method.recipe.bank_use().max_characters)
     if not is_export(path):
         try:

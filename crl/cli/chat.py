@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crl.cli.progress import INTERRUPTED
-from crl.cli.shared import command, console, print_listing, say
+from crl.cli.shared import AgentArgument, command, console, print_listing, say
 from crl.errors import BadInput
 from crl.text.unicode import escaped
 
@@ -23,9 +23,7 @@ _MARK = "« "
 
 
 def chat(
-    agent: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, its name under $CRL_RUNS, or a folder of `crl export`.")
-    ],
+    agent: AgentArgument,
     text: Annotated[
         bool, typer.Option("--text", help="It answers what you type, or lines of standard input; no environment.")
     ] = False,
@@ -51,7 +49,7 @@ def chat(
         with open_agent(agent, round, best=best) as opened:
             name = opened.family(family or opened.families[0]).name
             if text and (seed is not None or games != 1):
-                raise BadInput("--seed and --games are of games", expected="them without --text")
+                raise BadInput("--seed and --games choose games, and --text plays none", expected="--text without them")
             if text:
                 _answer(opened, name, bank=not no_bank)
                 return

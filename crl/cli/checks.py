@@ -49,7 +49,7 @@ def show(
     own = _own(experiment)
     if table not in row_types():
         raise BadInput(
-            f"there is no row type {short(table)}",
+            f"there is no table {short(table)}",
             expected=f"one of {', '.join(row_types())}",
             next_step=None if experiment else "for a table that a recipe brings, name its experiment: --experiment",
         )

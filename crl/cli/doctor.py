@@ -51,7 +51,7 @@ def doctor(
     downloaded; config and tokenizer of a model on the Hub are. Anything too big for this machine by the estimate is
     reported but is not an error: the experiment may be meant for another machine."""
     if experiment is None and (set or runs is not None):
-        raise BadInput("--set and --runs change an experiment", next_step="name its file: crl doctor EXPERIMENT --set")
+        raise BadInput("--set and --runs need an experiment", next_step="name its file: crl doctor EXPERIMENT --set")
     loaded = None if experiment is None else load(experiment, set or [], runs)
     findings = list(installation())
     if loaded is not None:
@@ -61,7 +61,7 @@ def doctor(
     if missing:
         raise BadInput(f"not ready: {'; '.join(missing)}", next_step="follow the lines marked `missing` above")
     if large := [finding.name for finding in findings if not finding.fits]:
-        say(f"ready, but by the estimate too big for this machine: {'; '.join(large)}")
+        say(f"ready, but probably too big for this machine: {'; '.join(large)}")
         return
     say("ready" + ("" if experiment else "; `crl doctor quickstart` also checks an experiment"))
 

@@ -137,7 +137,7 @@ def solvable(
     say(f"{said}; {never} never, {always} always" + (f"; {broken} broke" if broken else ""))
     if not kept:
         raise BadInput(
-            f"no task of family {chosen.name} is solved in that share of tries", expected="at least one",
+            f"no task of family {chosen.name} is solved that often", expected="at least one",
             next_step="try more seeds or tries, a warm start, or another model",
         )  # fmt: skip
     listed = yaml.safe_dump({
@@ -172,7 +172,7 @@ def play_environment(
     chosen = family_of(name, family, set or [])
     if chosen.environment.runs_programs:
         raise BadInput(
-            f"an episode of {chosen.environment.kind} is a program that runs itself, which nobody steps",
+            f"an episode of {chosen.environment.kind} is a program that calls the model: nobody can type actions",
             expected="an environment that is played step by step",
             where=name,
             next_step="let the tiny model play it: crl env check",

@@ -1,4 +1,5 @@
-"""`crl evaluate`: held-out seeds with the weights of a round, with and without its bank; the record is not changed.
+"""`crl evaluate`: held-out seeds with the weights of a round, with and without its bank; the record is not changed. Or
+those of an exported agent, compared with the episodes in its folder.
 
 `crl table`: the recorded evaluations of several runs as one table, as in the paper's Table 1. It runs nothing.
 """
@@ -6,23 +7,24 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from crl.cli.shared import RunArgument, print_listing, say, say_json, shown
+from crl.cli.shared import AgentArgument, print_listing, say, say_json, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import possible_path, short
 from crl.run.find import find_run, is_run
 
 if TYPE_CHECKING:
-    from crl.config import SeedRange
+    from crl.config import Method, SeedRange
     from crl.lab.table.build import Table, TableMetric
     from crl.lab.table.read import RunResults, Which
     from crl.records import Evaluation
-    from crl.rounds.evaluate import Evaluated
+    from crl.rounds.evaluate import Choice, Evaluated
 
 TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
 MetricName = Literal["success", "score", "actions", "tokens"]
@@ -34,7 +36,7 @@ _COLUMNS = (
 
 
 def evaluate(
-    run: RunArgument,
+    run: AgentArgument,
     round: Annotated[int | None, typer.Option(min=0, help="Round to evaluate; default the latest.")] = None,
     tasks: Annotated[
         list[str] | None, typer.Option(metavar="A,B", help="Only these tasks (families); repeatable.")
@@ -55,14 +57,17 @@ def evaluate(
 
     Success has Wilson intervals; score is the mean reward; actions and tokens are per episode. The rows are
     kept beside the record, in evaluations/ of the run, where `crl table` finds them.
+
+    The games of a folder of `crl export` are compared with the episodes in it. Exit code 0: they are equal, or
+    success lies in the stored interval and another processor computed it. Exit code 1: they differ.
     """
     from crl.engine.evaluation import evaluate_round, keep
     from crl.engine.targets import last_runtime
-    from crl.policies.machine import replaced
     from crl.preflight import check_evaluation
     from crl.rounds.evaluate import Choice, chosen_method
     from crl.run.directory import RunDirectory
     from crl.run.files import require_writable
+    from crl.serve.folder import is_agent
 
     choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), conditions=_listed(conditions))
     if out is not None:
@@ -71,10 +76,12 @@ def evaluate(
         if out.is_dir():
             raise BadInput(f"--out {out} is a directory", expected="the name of a file")
         require_writable(out.absolute().parent, f"--out {out}")  # before minutes of play
-    directory = RunDirectory.open(find_run(run))
+    if is_agent(folder := possible_path(run, "the agent")):
+        _evaluate_export(folder, round, choice, out, as_json=as_json)
+        return
+    directory = RunDirectory.open(_run(run))
     check_evaluation(directory, last_runtime(directory.path), chosen_method(directory.method, choice))
-    if (said := replaced(directory.method)) is not None:
-        say(said, stderr=as_json)
+    _prepare(directory.method, as_json=as_json)
     evaluated = evaluate_round(directory, round, choice=choice)
     kept = keep(directory, evaluated)
     if out is not None:
@@ -89,6 +96,53 @@ def evaluate(
         say(kept.text, stderr=True)
     elif not as_json:
         say(kept.text.replace(str(kept.path), shown(kept.path)))
+
+
+def _run(word: str) -> Path:
+    """The run that is meant. Raises BadInput."""
+    try:
+        return find_run(word)
+    except BadInput:
+        if not Path(word).is_dir():
+            raise
+        raise BadInput(
+            f"the folder {short(word)} is neither a run nor an exported agent",
+            expected="a folder with rounds/, or with the experience.json that `crl export` writes",
+            next_step="name the folder that has it",
+        ) from None
+
+
+def _evaluate_export(folder: Path, round: int | None, choice: Choice, out: Path | None, *, as_json: bool) -> None:
+    from crl.serve.folder import OfFolder
+    from crl.serve.held_out import evaluate_folder
+
+    agent = OfFolder(folder)
+    if round not in (None, agent.round):
+        raise BadInput(f"{folder} holds round {agent.round}", expected=f"--round {agent.round}, or none")
+    _prepare(agent.method, as_json=as_json)
+    evaluated, compared = evaluate_folder(agent, choice)
+    if out is not None:
+        _save(evaluated.rows, out)
+    if as_json:
+        say_json({"folder": str(folder), **_data(evaluated), "compared": compared and compared.data()}, indent=1)
+    else:
+        _print(evaluated)
+        if out is not None:
+            say(f"{len(evaluated.rows)} rows written to {out}")
+        for line in compared.lines() if compared else ["the folder has no episodes of these games to compare with"]:
+            say(line)
+    if compared is not None and not compared.holds:
+        raise typer.Exit(1)
+
+
+def _prepare(method: Method, *, as_json: bool) -> None:
+    """Set what libraries read when they are imported, which asking for the precision does; say what it is."""
+    from crl.engine.services import prepare_environment
+    from crl.policies.machine import replaced
+
+    os.environ.update(prepare_environment(method.threads))
+    if (said := replaced(method)) is not None:
+        say(said, stderr=as_json)
 
 
 def _listed(words: list[str] | None) -> tuple[str, ...] | None:
@@ -223,7 +277,7 @@ def _read(words: Sequence[str], which: Which) -> tuple[list[tuple[str | None, Ru
         if path is None:
             problems.append(f"not in the table: {name} is not a run")
         elif path.absolute().resolve() in places:
-            problems.append(f"{name} was named twice and is in the table once")
+            problems.append(f"{name} is given twice; the table has it once")
         else:
             places.add(path.absolute().resolve())
             try:
@@ -244,7 +298,7 @@ def _named(word: str) -> tuple[str | None, str, Path | None]:
     if not separator or is_run(possible_path(word, "the run")):
         label, name = "", word
     elif not label.strip() or not name:
-        raise BadInput(f"{short(word)} names no row or no run", expected="RUN, or NAME=RUN")
+        raise BadInput(f"{short(word)} lacks the name of its row, or the run", expected="RUN, or NAME=RUN")
     try:
         return label.strip() or None, name, find_run(name)
     except BadInput:

@@ -55,13 +55,13 @@ def export(
         others = {"--round": round, "--best": best, "--role": role != "actor", "--merge": merge, "--push": push}
         if given := [name for name, value in others.items() if value not in (None, False)]:
             raise BadInput(
-                f"{' and '.join(given)} {'are' if len(given) > 1 else 'is'} about an agent",
-                expected="--where and --format with --episodes",
+                f"{' and '.join(given)} cannot be used with --episodes, which writes no agent",
+                expected="--episodes alone, or with --where and --format",
             )
         _export_episodes(run, to, format or "messages", where, seconds, memory)
         return
     if where is not None or format is not None:
-        raise BadInput("--where and --format are of episodes", expected="--episodes with them")
+        raise BadInput("--where and --format choose episodes", expected="--episodes with them")
     from crl.policies.hub import HUB_ID
     from crl.serve.export import export_agent
     from crl.serve.push import push_folder

@@ -117,7 +117,9 @@ def _copy(name: str | None, start: str | None) -> None:
     data = read_value(text)
     if "method" not in data:
         raise BadInput(
-            f"{chosen} is no experiment", expected="one of `crl list --experiments`", next_step="name one of these"
+            f"there is no experiment {chosen}",
+            expected="one of `crl list --experiments`",
+            next_step="name one of these",
         )
     parse_experiment(data, base=source.parent, where=shown(path))
     method = data["method"]
@@ -160,7 +162,7 @@ def _named(dataset: str | None, reward: list[str], environment: str | None, *, j
     """The settings of the environment that the options name. Raises BadInput for none, and for both."""
     if (dataset is None) == (environment is None):
         raise BadInput(
-            "both --dataset and --environment are given" if dataset else "nothing says what is trained on",
+            "both --dataset and --environment are given" if dataset else "no training data is named",
             expected="--dataset DATA with --reward MODULE:FUNCTION or --judge FILE, or --environment KIND",
         )
     if environment is not None:
@@ -171,7 +173,7 @@ def _named(dataset: str | None, reward: list[str], environment: str | None, *, j
         return {"kind": "dataset", "data": dataset}
     if not reward:
         raise BadInput(
-            "--dataset needs --reward or --judge: nothing says what an answer is worth",
+            "--dataset needs --reward or --judge, which score the answers",
             expected="--reward MODULE:FUNCTION, a function of TRL's form: f(completions, **columns) returns rewards; "
             "or --judge FILE, a text that says what a good answer is",
         )

@@ -84,7 +84,7 @@ class Recording:
         seeds = family.train_seeds
         if not seeds.start <= first_seed < seeds.start + seeds.count:
             raise BadInput(
-                f"training does not draw seed {first_seed}, and games are recorded to be learned from",
+                f"seed {first_seed} is not a training seed, and recorded games are training data",
                 expected=f"a seed from {seeds.start} to {seeds.start + seeds.count - 1}",
                 where="--seed",
             )

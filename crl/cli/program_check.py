@@ -33,11 +33,11 @@ def check_programs(family: FamilyConfig, seconds: float) -> list[Finding]:
         found.append(Finding("calls", "failed", "no program made a call: it does not read OPENAI_BASE_URL"))
     different = sum(_conduct(one) != _conduct(other) for one, other in zip(first, again, strict=True))
     if several:
-        message = f"{len(several)} programs have several calls open at a time: another run may answer them otherwise"
+        message = f"{len(several)} programs make several calls at once, so another run may answer them in another order"
     elif different:
-        message = f"{different} of {len(first)} programs acted otherwise in a second play: another run may, too"
+        message = f"{different} of {len(first)} programs acted differently the second time, so another run may, too"
     else:
-        message = f"{len(first)} programs acted the same in a second play"
+        message = f"{len(first)} programs acted the same the second time"
     found.append(Finding("determinism", "note" if several or different else "ok", message))
     return [*found, *tasks(family.environment, seconds)]
 

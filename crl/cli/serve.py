@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crl.cli.bank_transfer import opened_bank
-from crl.cli.shared import say, shown
+from crl.cli.shared import AgentArgument, say, shown
 from crl.errors import BadInput
 from crl.paths import short
 
@@ -24,9 +24,6 @@ MOST_OPEN = 256
 """Calls that wait or are answered at one time; more are refused."""
 HOSTS = "CRL_HOSTS"
 """Other names of this machine, as `make ui` reads them."""
-AgentArgument = Annotated[
-    str, typer.Argument(metavar="RUN|DIR", help="A run, its name under $CRL_RUNS, or a folder of `crl export`.")
-]
 RoundOption = Annotated[int | None, typer.Option(min=0, help="The agent after this round; default the latest.")]
 BestOption = Annotated[bool, typer.Option("--best", help="The agent of the best evaluated round.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")]
@@ -66,7 +63,8 @@ def serve(
 
     if free_share and (record is None or no_bank):
         raise BadInput(
-            "--free-share is given, and nothing is compared", expected="--record FOLDER, and a bank that is shown"
+            "--free-share has no effect here: nothing is recorded, or no bank is shown",
+            expected="--record FOLDER, and a bank",
         )
     if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
         raise BadInput("the key cannot be sent in a header", expected="printable ASCII without spaces around it")
@@ -145,7 +143,7 @@ def _listening(host: str, port: int) -> Gateway:
 def _taken(host: str, port: int, error: OSError) -> BadInput:
     return BadInput(
         f"nothing can listen on {short(host)}, port {port}: {error.strerror or error}",
-        expected="an address of this machine, and a port that nobody has",
+        expected="an address of this machine, and a free port",
         next_step="name another: --port",
     )
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or the name of an experiment under $CRL_RUNS (./runs).")
 ]
+AgentArgument = Annotated[
+    str, typer.Argument(metavar="RUN|DIR", help="A run, its name under $CRL_RUNS, or a folder of `crl export`.")
+]
 RunsOption = Annotated[Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 _PLAIN_WIDTH = 160
@@ -97,7 +100,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise BadInput(f"--set {short(pair)} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
+            raise BadInput(f"--set {short(pair)} is not KEY=VALUE", expected="KEY=VALUE, such as --set method.seed=2")
         if parsed.get(key, value) != value:
             raise BadInput(f"--set {short(key)} is given twice, as {short(parsed[key])} and as {short(value)}")
         parsed[key] = value

@@ -96,7 +96,7 @@ def _require_runnable(run: RunDirectory, recipe: Recipe, number: int, name: str)
     if missing := missing_reads(run, recipe, number, name):
         raise BadInput(
             f"stage {name} of round {number} reads {', '.join(missing)}, which the record does not have",
-            expected="a stage all of whose reads are recorded",
+            expected="a stage whose inputs are all recorded",
             where=str(run.path),
             next_step="`crl resume` runs the stages before it; `crl status RUN` shows what is complete",
         )
@@ -166,7 +166,7 @@ def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[st
         own_suites = last_runtime(run.path).expectations
         check_tables(made.tables, where=f"round {number}, stage {name}", own=own_suites)
     except DataCheckFailed as error:
-        yield f"a data check refuses it: {error.found}"
+        yield f"a data check fails: {error.found}"
 
 
 def _write(made: Made, into: Path) -> None:

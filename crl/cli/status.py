@@ -72,7 +72,7 @@ def verify(
         method = RunDirectory.open(path).method
         problems += data_problems(method) if data else []
         if has_data(method) and not data:
-            say(f"note: the data that it plays with was not read: crl verify {shown(path)} --data")
+            say(f"note: its data files were not checked: crl verify {shown(path)} --data")
     notes = remarks(record)
     for remark in notes:
         say(f"note: {remark}")
@@ -82,7 +82,7 @@ def verify(
         say(str(problem))
     if wanted is not None:
         try:
-            say(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
+            say(f"the given head is that of round {hold_against(path, record.stages, wanted)}")
         except RecordDamaged as error:
             if not problems:  # else these come first, they may be why
                 raise
@@ -203,7 +203,7 @@ def _go_on_without(directory: RunDirectory, recipe: Recipe, file: str, *, yes: b
     entry = lacked(directory, recipe, file)
     say(f"The run goes on without {entry.location}. No later round reads it.")
     say(f"What is left of it moves to {shown(path / 'damaged')}.")
-    say(f"What shows round {entry.round} lacks it, until it is back from a backup.")
+    say(f"Tables and pages of round {entry.round} lack it until you restore it from a backup.")
     agree("Go on without it?", yes=yes, again=f"crl mend {shown(path)} --without {quoted(file)}")
     with _owned(path) as token:
         _check_unchanged(lacked(directory, recipe, file) == entry, path)

@@ -64,7 +64,7 @@ def train(
     loaded = load(experiment, set or [], runs)
     path = runs_root(loaded) / loaded.name
     if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
-        say("preparing the language model (once; about a quarter of a minute)")
+        say("preparing the language model (once; about 15 seconds)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     runtime = loaded.runtime if prefect else loaded.runtime.without_prefect()
     check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds, say=say)
@@ -113,7 +113,7 @@ def resume(
         first, last = driver.unfinished(more=rounds)
         if last < first == 0:
             raise BadInput(
-                f"no rounds were asked of {shown(path)} yet: what began it ended before the first",
+                f"nobody has said how many rounds {shown(path)} has: it was interrupted before the first one",
                 next_step=f"say how many: crl resume {shown(path)} --rounds 3",
             )
         driver.run_rounds(last)

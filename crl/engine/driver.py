@@ -253,7 +253,10 @@ class Driver:
         yield stages
         if not self.round_complete(round_number):
             missing = [stage for stage in stages if not self.run.is_complete(round_number, stage)]
-            raise StageFailed(f"round {round_number} ended without {', '.join(missing)}", where=str(self.run.path))
+            raise StageFailed(
+                f"round {round_number} ended, but these stages are missing: {', '.join(missing)}",
+                where=str(self.run.path),
+            )
         prune(
             self.run.path,
             self.recipe.checkpoint_stages(),

@@ -284,17 +284,17 @@ def _provenance(method: Method, attempt: Attempt, seconds: float) -> dict[str, A
         "attempt": attempt.number,
         "command": attempt.command or " ".join(sys.argv),
         "versions": _versions(_played_with(method)),
-        **_precision(),
+        **_processor(),
     }
 
 
-def _precision() -> dict[str, bool]:
-    """Whether bfloat16 is computed here; nothing where no model was loaded."""
+def _processor() -> dict[str, Any]:
+    """What models are computed by here, and whether in bfloat16; nothing where no model was loaded."""
     if "torch" not in sys.modules:
         return {}
-    from crl.policies.machine import computes_bfloat16
+    from crl.policies.machine import computes_bfloat16, processor
 
-    return {"bfloat16": computes_bfloat16()}
+    return {"bfloat16": computes_bfloat16(), "processor": processor()}
 
 
 def _played_with(method: Method) -> tuple[str, ...]:

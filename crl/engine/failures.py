@@ -41,7 +41,7 @@ def advised(error: CrlError, run_path: Path, key: StageKey, role: str | None, at
         step = f"crl fork {quoted(run_path)} --round {at} --name {quoted(other)} --set {changed}"
     else:
         step = f"crl train, with its file, --set {quoted(f'name={other}')} and --set {changed}"
-    error.next_step += f". The method of a run is frozen; another one goes on with a changed method: {step}"
+    error.next_step += f". The method of a run cannot change. To go on with another one: {step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
     failed = StageFailed(
         _last_line(error),
         where=f"{where}, {_place(error)}",
-        next_step="the log holds the traceback; the stage was not committed, resume runs it again",
+        next_step="read the traceback in the log; nothing of the stage was kept, and `crl resume` runs it again",
     )
     return Failure(failed, text, fatal=False)
 

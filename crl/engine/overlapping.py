@@ -67,9 +67,9 @@ class OverlappingRounds:
     def check(self, number: int) -> None:
         """Raise StageFailed where another round has failed: nothing more is begun then."""
         if self._failure is not None and self._failure[0] != number:
-            found, failed = f"round {number} stops here", self._failure[0]
+            found, failed = f"round {number} was stopped", self._failure[0]
             raise StageFailed(
-                found if failed is None else f"{found}: round {failed}, which runs beside it, ended with an error",
+                found if failed is None else f"{found} because round {failed}, which runs beside it, failed",
                 where=f"round {number}",
                 next_step="`crl resume` continues both",
             )

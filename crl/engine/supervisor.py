@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from crl.config import NodesConfig
 from crl.engine.failures import LESS_MEMORY
 from crl.engine.jobs import Job, JobKind, decode, encode
@@ -33,11 +35,39 @@ _STOP_SECONDS = 5.0
 _LAST_LINES_SECONDS = 10.0
 """For lines that are under way when a job is done or a process has died; on an idle machine they take no time."""
 
+_HANGS = 0.01
+"""A process that computes for a smaller share of the time hangs. One on a busy machine computes for more."""
+
 OnMessage = Callable[[dict[str, Any]], None]
+Overdue = Callable[[], bool]
+"""Whether a job has taken too long."""
 
 
 class Cancelled(BaseException):
     """The job was cancelled from another thread. Not an error: nothing may catch and retry it."""
+
+
+class ProcessorLimit:
+    """A time limit that a busy machine does not shorten: `seconds` of computing, or as many on the clock of none.
+
+    Args:
+        seconds: the limit.
+        used: processor time so far, in seconds.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, seconds: float, used: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._used, self._clock = seconds, used, clock
+        self._first = used()
+        self._last, self._since = self._first, clock()
+        """When it last was seen to compute, and how much it had computed then."""
+
+    def __call__(self) -> bool:
+        """Whether it has passed."""
+        used, now = self._used(), self._clock()
+        if used - self._last > self._seconds * _HANGS:
+            self._last, self._since = used, now
+        return used - self._first > self._seconds or now - self._since > self._seconds
 
 
 class Engine:
@@ -76,17 +106,24 @@ class Engine:
         """Process ids of the ranks, rank 0 first."""
         return list(self._pids)
 
-    def run(self, job: Job, *, on_message: OnMessage | None = None, time_limit: float | None = None) -> dict[str, Any]:
+    def run(
+        self,
+        job: Job,
+        *,
+        on_message: OnMessage | None = None,
+        time_limit: float | None = None,
+        of_processor: bool = False,
+    ) -> dict[str, Any]:
         """Have a job done; the engine is started if need be.
 
         Raises what the stage raised; EngineDied where the process ended; StageTimedOut where `time_limit` seconds
-        passed (the engine is ended then). On anything else that interrupts the wait (cancellation, Ctrl-C) the engine
-        is ended before the interruption goes on its way.
+        passed (the engine is ended then), with `of_processor` those of a :class:`ProcessorLimit`. On anything else
+        that interrupts the wait (cancellation, Ctrl-C) the engine is ended before the interruption goes on its way.
         """
         with self._one_job:
-            deadline = None if time_limit is None else time.monotonic() + time_limit
+            overdue = self._overdue(time_limit, of_processor)
             try:
-                self._ensure_started(job, deadline)
+                self._ensure_started(job, overdue)
                 # What frees memory goes to every rank at once: each holds models of its own. A stage goes to rank 0,
                 # and to the others once it has begun to write; it is committed when all are done.
                 asked = self.world_size if job.kind is JobKind.release else 1
@@ -95,7 +132,7 @@ class Engine:
                 others_busy, wants_to_commit = asked - 1, False
                 result: dict[str, Any] | None = None
                 while result is None or others_busy:
-                    for rank, message in self._heard(job, deadline):
+                    for rank, message in self._heard(job, overdue):
                         kind = message["type"]
                         if kind == "error":
                             raise self._rebuilt(message)
@@ -163,9 +200,25 @@ class Engine:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._process, self._connections, self._pids, self._folder = None, [], [], None
 
+    def _overdue(self, time_limit: float | None, of_processor: bool) -> Overdue:
+        if time_limit is None:
+            return lambda: False
+        if of_processor:
+            return ProcessorLimit(time_limit, self._processor_seconds)
+        deadline = time.monotonic() + time_limit
+        return lambda: time.monotonic() > deadline
+
+    def _processor_seconds(self) -> float:
+        """Processor time of the engine's process; 0 where none lives."""
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None and self._process.pid is not None and self.running:
+                times = psutil.Process(self._process.pid).cpu_times()
+                return float(times.user + times.system)
+        return 0.0
+
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _ensure_started(self, job: Job, deadline: float | None) -> None:
+    def _ensure_started(self, job: Job, overdue: Overdue) -> None:
         if self.running:
             return
         self.kill()
@@ -186,7 +239,7 @@ class Engine:
             started = time.monotonic()
             ranks: dict[int, tuple[Connection, int]] = {}
             while len(ranks) < self.world_size:
-                self._check_waiting(job, deadline)
+                self._check_waiting(job, overdue)
                 if time.monotonic() - started > _START_SECONDS:
                     raise EngineDied(f"the engine did not start within {_START_SECONDS:.0f} s", **self._context(job))
                 connection = listener.accept(_TICK_SECONDS)
@@ -201,9 +254,9 @@ class Engine:
 
     # -- one job ---------------------------------------------------------------------------------------------------
 
-    def _heard(self, job: Job, deadline: float | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _heard(self, job: Job, overdue: Overdue) -> Iterator[tuple[int, dict[str, Any]]]:
         """Messages that arrive within a moment, each with the rank that sent it."""
-        self._check_waiting(job, deadline)
+        self._check_waiting(job, overdue)
         # One place reads: a connection that `wait` found ready has a message only until somebody took it.
         for ready in wait(self._connections, timeout=_TICK_SECONDS):
             rank = next(index for index, connection in enumerate(self._connections) if connection is ready)
@@ -218,12 +271,12 @@ class Engine:
         except OSError:
             raise self._died(job) from None
 
-    def _check_waiting(self, job: Job, deadline: float | None) -> None:
+    def _check_waiting(self, job: Job, overdue: Overdue) -> None:
         if self._cancelled.is_set():
             raise Cancelled(f"round {job.round}, stage {job.stage}")
-        if deadline is not None and time.monotonic() > deadline:
+        if overdue():
             raise StageTimedOut(
-                f"stage {job.stage} ran past its time limit and its engine was ended",
+                f"stage {job.stage} ran past its time limit, so its engine was ended",
                 where=f"round {job.round}, stage {job.stage}",
                 next_step="raise runtime.stage_time_limit_seconds if the stage needs longer; nothing was committed",
             )
@@ -259,7 +312,7 @@ class Engine:
         where = f"round {job.round}, stage {job.stage}"
         if last:
             where += "; last lines of its log:\n  " + "\n  ".join(last)
-        step = "its log has more; complete stages are kept, and `crl resume` or Retry goes on here"
+        step = "read its log; complete stages are kept, and `crl resume` or Retry continues from here"
         if killed in (-signal.SIGKILL, 128 + signal.SIGKILL):
-            step = f"a SIGKILL that nobody sent is usually the system out of memory: {LESS_MEMORY}"
+            step = f"if nobody sent the SIGKILL, the system was probably out of memory: {LESS_MEMORY}"
         return {"where": where, "next_step": step}

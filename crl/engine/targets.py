@@ -108,7 +108,7 @@ def last_runtime(run_path: Path) -> Runtime:
     keeps = {"save_total_limit": MOST_ROUNDS} if any(key.startswith("keep_") for key in dropped) else {}
     told = ", ".join(f"runtime.{key}" for key in dropped)
     warnings.warn(
-        f"of the settings that {run_path} last ran with, this version of crl does not take {told}: "
+        f"{run_path} last ran with settings that this version of crl does not know ({told}): "
         f"{'every checkpoint is kept' if keeps else 'the default holds'} until `crl train` is given its experiment",
         stacklevel=2,
     )

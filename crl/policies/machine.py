@@ -7,6 +7,7 @@ imported where it is asked, so that naming this module stays light.
 from __future__ import annotations
 
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,24 @@ def cpu_computes_bfloat16() -> bool:
         return False
     converts = torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported()
     return not converts or torch.cpu._is_amx_tile_supported()
+
+
+def processor() -> str:
+    """What computes models here. The last digits of their numbers depend on it, so a game can go another way on another
+    one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    known = [line.partition(":")[2].strip() for line in _processors() if line.startswith("model name")]
+    return f"{next(iter(known), platform.machine())}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _processors() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def computed(role: RoleConfig) -> RoleConfig:

@@ -352,6 +352,25 @@ def evaluate_again(
     has no evaluation stage to stand in for, or where none of the chosen conditions can be played in it;
     EnvironmentBroken where a larger share of its games broke than `broken_episodes_limit`.
     """
+    evaluated, context = play_again(
+        reader, method, recipe, round_number, services,
+        choice=choice, progress=progress, broken_episodes_limit=broken_episodes_limit,
+    )  # fmt: skip
+    return replace(evaluated, inputs=context.digests())
+
+
+def play_again(
+    reader: Reader,
+    method: Method,
+    recipe: Recipe,
+    round_number: int,
+    services: Services,
+    *,
+    choice: Choice | None = None,
+    **how: Any,
+) -> tuple[Evaluated, StageContext]:
+    """As :func:`evaluate_again`, of a round that may be in no run: it says no digests of what was read. Beside it, what
+    its stage saw. `how`: `progress` and `broken_episodes_limit`."""
     choice = choice or Choice()
     chosen = {family.name: family for family in chosen_method(method, choice).families}
     # Families that are not played stay in the method: they say which part of the bank others search.
@@ -365,10 +384,9 @@ def evaluate_again(
         round_number,
         services,
         writer=writer,
-        progress=progress,
         conditions=conditions,
         families=frozenset(chosen),
-        broken_episodes_limit=broken_episodes_limit,
+        **how,
     )
     stage = context.stage
     if stage.parts is None or stage.run_part is None:
@@ -385,7 +403,7 @@ def evaluate_again(
         for row in writer.rows(Evaluation)
         if row.family in chosen and (conditions is None or row.condition in conditions)
     ]
-    return Evaluated(round_number, rows, context.digests(), unscored_games(context.provenance))
+    return Evaluated(round_number, rows, {}, unscored_games(context.provenance)), context
 
 
 def evaluation_context(

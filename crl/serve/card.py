@@ -13,7 +13,7 @@ import yaml
 from crl.config import FamilyConfig
 from crl.errors import RecordDamaged
 from crl.policies.hub import HUB_ID
-from crl.policies.sources import portable_name
+from crl.policies.sources import BUILT_IN, portable_name
 from crl.records import Evaluation, Weights, rows_of
 from crl.report.markdown import as_text, code
 from crl.report.success import averages, condition_results
@@ -61,6 +61,7 @@ def model_card(run: RunDirectory, agent: TrainedAgent, kind: str, description: M
         f"- digest of the round: `{agent.digest}` (`crl verify RUN --head` compares it with the run)\n",
         f"- digest of the method: `{run.method_digest}`\n",
         f"- weights: `{agent.weights.weights_digest}`, updates: {agent.weights.updates}\n",
+        *_episodes(description),
         "\n## Limits\n\n", *_limits(agent, best),
     ]  # fmt: skip
     return "".join(parts)
@@ -71,6 +72,13 @@ def _use(agent: TrainedAgent, kind: str, base: str, revision: str) -> Iterator[s
     if agent.entries:
         yield "`crl bank import conf/NAME.yaml FOLDER` begins an experiment with its bank. "
     yield "`experience.json` says how a prompt is put together, `prompts/` has its texts.\n\n```python\n"
+    if kind == "adapter" and base in BUILT_IN:
+        yield "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        yield "from crl.policies.sources import resolve_model  # the base model comes with this project\n\n"
+        yield f'folder = resolve_model("{base}").path\n'
+        yield 'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), "FOLDER")\n'
+        yield "tokenizer = AutoTokenizer.from_pretrained(folder)\n```\n"
+        return
     if kind == "adapter":
         at = f', revision="{revision}"' if revision else ""
         yield "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -80,6 +88,12 @@ def _use(agent: TrainedAgent, kind: str, base: str, revision: str) -> Iterator[s
         yield "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         yield 'model = AutoModelForCausalLM.from_pretrained("FOLDER")\n'
     yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n```\n'
+
+
+def _episodes(description: Mapping[str, Any]) -> Iterator[str]:
+    if (told := description.get("evaluation")) is not None:
+        yield f"- held-out episodes of the round: {told['episodes']}, digest `{told['digest']}`, in "
+        yield "`evaluations.parquet`; `crl evaluate FOLDER` plays these games again and compares\n"
 
 
 def _results(agent: TrainedAgent, evaluations: Mapping[int, Sequence[Evaluation]]) -> Iterator[str]:

@@ -4,6 +4,7 @@
     bank/                                    the bank as a dataset folder (`crl bank export --format huggingface`)
     prompts/all.yaml, prompts/FAMILY.yaml    the prompts, as an experiment file names them
     experience.json                          what it is, how it retrieves and how a prompt is put together (`folder.py`)
+    evaluations.parquet                      the held-out episodes of the round (`held_out.py`)
     README.md                                the model card (`card.py`)
 
 The folder appears whole or not at all. It holds no times: the same round gives the same bytes.
@@ -25,7 +26,7 @@ from crl.config.environments import ENVIRONMENTS
 from crl.engine.evaluation import evaluated_round
 from crl.errors import BadInput
 from crl.policies.companions import add_companions
-from crl.policies.sources import named_base, portable_name, write_model
+from crl.policies.sources import BUILT_IN, named_base, portable_name, write_model
 from crl.recipes.complementary.mechanisms.suppression import masked
 from crl.recipes.complementary.plan import counters, retrieval_of
 from crl.records import RECORD_FORMAT, Weights, rows_of
@@ -36,7 +37,8 @@ from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file, whole_folder
 from crl.run.find import beside
 from crl.serve.card import model_card
-from crl.serve.folder import BANK, CARD, DESCRIPTION, FORMAT, PROMPTS
+from crl.serve.folder import BANK, CARD, DESCRIPTION, EPISODES, FORMAT, PROMPTS
+from crl.serve.held_out import write_episodes
 from crl.serve.source import OfRun, TrainedAgent
 from crl.transfer.folder import write_folder
 from crl.transfer.gather import gather
@@ -87,6 +89,8 @@ def export_agent(
             write_folder(bank, scratch / BANK, "huggingface")
         _write_prompts(agent.method, scratch / PROMPTS)
         description = _description(agent, origin, kind)
+        if agent.method.owner(role) == agent.method.owner("actor"):
+            description["evaluation"] = write_episodes(run, number, scratch / EPISODES)
         (scratch / CARD).write_text(model_card(run, agent, kind, description, best=best), encoding="utf-8")
         files = {
             path.relative_to(scratch).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -132,6 +136,9 @@ def _write_weights(agent: TrainedAgent, folder: Path, *, merge: bool) -> str:
         add_companions(folder, base, weights.base_digest, agent.config)
         return "base"
     write_model(checkpoint, folder, base if merge else None)
+    if adapter and not merge and weights.source in BUILT_IN:
+        for file in folder.glob("tokenizer*"):  # the base's own, and larger than a small adapter
+            file.unlink()
     return "merged" if merge else "adapter" if adapter else "full"
 
 

@@ -24,7 +24,7 @@ from crl.config.environments import ENVIRONMENTS, EnvironmentConfig
 from crl.engine.services import prepare_environment
 from crl.envs import make_environment
 from crl.errors import BadInput, OtherFormat
-from crl.limits import read_limited
+from crl.limits import MOST_EPISODES, read_limited
 from crl.paths import quoted
 from crl.policies import load_policy
 from crl.policies.embedders import EMBEDDERS, embedder_of_vectors
@@ -34,7 +34,7 @@ from crl.policies.sources import resolve_model, trained_weights
 from crl.policies.untrusted import tried
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy
 from crl.recipes.complementary.plan import retrieval_of
-from crl.records import RECORD_FORMAT, RetrievalCount, Weights, rows_with, vectors_of
+from crl.records import RECORD_FORMAT, Evaluation, RetrievalCount, Weights, rows_with, vectors_of
 from crl.report.bank import ShownEntry
 from crl.rounds.proposal import partitions_of
 from crl.run.files import sha256_file
@@ -44,6 +44,7 @@ from crl.transfer.gather import ExportedEntry, Gathered
 from crl.transfer.schema import strict_json
 
 DESCRIPTION, BANK, PROMPTS, CARD = "experience.json", "bank", "prompts", "README.md"
+EPISODES = f"{Evaluation.table}.parquet"
 FORMAT = "complementary-rl agent"
 _AGAIN = "export the agent again: `crl export RUN --to FOLDER`"
 
@@ -66,6 +67,18 @@ class AgentEmbedder(_Plain):
     digest: str
 
 
+class HeldOut(_Plain):
+    """The held-out episodes of the round, which are in the folder (`held_out.py`)."""
+
+    episodes: int = Field(ge=1, le=MOST_EPISODES)
+    digest: str
+    """Of the episodes: :func:`crl.serve.held_out.digest_of`."""
+    processor: str | None
+    """What computed the model that played them; None where nobody noted it. Likewise below."""
+    torch: str | None
+    """Its version."""
+
+
 class Description(_Plain):
     """`experience.json`."""
 
@@ -86,6 +99,8 @@ class Description(_Plain):
     """Entry, times chosen in training, round of the last choice (`RetrievalCount`)."""
     suppressed: list[tuple[str, str]] = []
     """Task family, and the digest of a text that is passed over for it."""
+    evaluation: HeldOut | None = None
+    """None where the round was not evaluated, and for a role that plays no games."""
     method: dict[str, Any]
     files: dict[str, WrittenFile]
 
@@ -161,13 +176,14 @@ def described(folder: Path) -> Description:
     return found
 
 
-def _check_file(folder: Path, name: str, file: WrittenFile) -> None:
-    """Raise BadInput where a file is not what was written. Of weights the size is compared; their readers do more."""
+def _check_file(folder: Path, name: str, file: WrittenFile, *, weights: bool = False) -> None:
+    """Raise BadInput where a file is not what was written. Of weights the size is compared, and with `weights` all."""
     path, named = folder / name, PurePosixPath(name)
     inside = not named.is_absolute() and ".." not in named.parts  # a link, as the Hub's cache has, may lead elsewhere
     try:
         size = path.stat().st_size if inside and path.is_file() else None
-        same = size == file.bytes and (path.suffix == ".safetensors" or sha256_file(path) == file.sha256)
+        sized = path.suffix == ".safetensors" and not weights
+        same = size == file.bytes and (sized or sha256_file(path) == file.sha256)
     except OSError:
         size, same = None, False
     if not same:
@@ -206,6 +222,16 @@ class OfFolder:
         """The role whose weights the folder has."""
         return self._told.role
 
+    @property
+    def evaluation(self) -> HeldOut | None:
+        """What is said of the held-out episodes in the folder; None: there are none."""
+        return self._told.evaluation
+
+    def check_weights(self) -> None:
+        """Raise BadInput where the weights are not what was written: opening a folder compares their size."""
+        for name, file in self._told.files.items():
+            _check_file(self.path, name, file, weights=True)
+
     def digest(self) -> str:
         return self._told.digest
 
@@ -239,8 +265,19 @@ class OfFolder:
         found = {row["entry_id"]: ShownEntry(**row, embedder_cut=False) for row in table.to_pylist()}
         return list(found.values()) if entry_ids is None else [found[each] for each in entry_ids]
 
+    def snapshot(self) -> Snapshot:
+        """The bank that its games are guided by, as it is searched; an empty one where none are. Its texts are in no
+        segments here."""
+        if self._bank is None or self._told.embedder is None:
+            return Snapshot.of(self.round, [])
+        plain: dict[str, Any] = {"segment": "", "embedding_file": "", "embedder_cut": False}
+        entries = self._bank.tables[ExportedEntry.table]
+        for name, value in plain.items():
+            entries = entries.append_column(name, pa.repeat(value, entries.num_rows))
+        return Snapshot(self.round, entries)
+
     def retriever(self) -> BankRetriever | None:
-        if self._bank is None or self._told.embedder is None or not len(self._bank.tables[ExportedEntry.table]):
+        if self._bank is None or not len(snapshot := self.snapshot()):
             return None
         # Searched exactly: what an approximate index learned from is not here.
         config = retrieval_of(self.method, training=False).model_copy(update={"index": "exact"})
@@ -248,7 +285,7 @@ class OfFolder:
         for family, digest in self._told.suppressed:
             masked.setdefault(family, set()).add(digest)
         return BankRetriever(
-            _snapshot(self.round, entries),
+            snapshot,
             vectors_of(entries[EMBEDDING]),
             [RetrievalCount(entry_id=entry, count=count, last_round=last) for entry, count, last in self._told.counts],
             config,
@@ -269,14 +306,6 @@ class OfFolder:
         return read_folder(self.path / BANK) if is_export(self.path / BANK) else None
 
 
-def _snapshot(number: int, entries: pa.Table) -> Snapshot:
-    """The bank as it is searched. Its texts are in no segments here."""
-    plain: dict[str, Any] = {"segment": "", "embedding_file": "", "embedder_cut": False}
-    for name, value in plain.items():
-        entries = entries.append_column(name, pa.repeat(value, entries.num_rows))
-    return Snapshot(number, entries)
-
-
 class _FolderServices:
     """What lends the models and environments of a folder."""
 
@@ -289,7 +318,7 @@ class _FolderServices:
         if family not in self._environments:
             config = self._method.family(family)
             assert config is not None
-            self._environments[family] = make_environment(config)
+            self._environments[family] = make_environment(config.in_round(round_number))
         return self._environments[family]
 
     def policy(self, role: str, weights: Weights) -> Policy:

@@ -1,7 +1,8 @@
 """The process that validates rounds: `python -m crl.validation.process`, started by the subscriber only.
 
-It lives as long as the run, so that Great Expectations is imported once, and gives way to whatever else wants the
-processor. Its jobs come as those of an engine do, and it ends as an engine ends.
+It lives as long as the run, so that Great Expectations is imported once. Its priority is a little lower than that of
+the run, which waits for it in the end: with the lowest one it would wait for every other program as well. Its jobs come
+as those of an engine do, and it ends as an engine ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 from crl.engine.jobs import Job
 from crl.engine.worker import Worker, main
 
-_LOWEST_PRIORITY = 19
+_NICENESS = 5
+"""A third of the processor's time that another process gets on the same core."""
 
 
 class Validator(Worker):
@@ -33,7 +35,12 @@ def _validate(job: Job) -> dict[str, Any]:
     return validate_round(Path(job.run_path), job.round, job.expectations).model_dump(mode="json")
 
 
-if __name__ == "__main__":
+def give_way() -> None:
+    """Lower the priority of this process a little."""
     with contextlib.suppress(OSError):  # where that may not be chosen
-        os.nice(_LOWEST_PRIORITY)
+        os.nice(_NICENESS)
+
+
+if __name__ == "__main__":
+    give_way()
     main(Validator)

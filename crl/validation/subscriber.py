@@ -27,7 +27,7 @@ from crl.run.validations import Verdict, keep_verdict, load_verdict, stage_diges
 _MOST_LACKING = 10
 """Newest earlier rounds without a verdict that are validated beside a run."""
 _LIMIT_SECONDS = 600.0
-"""Longest validation of a round."""
+"""Longest validation of a round: of processor time, since other work may be all that goes on."""
 _TICK_SECONDS = 0.5
 """Short, so that Ctrl-C reaches the thread that waits."""
 _END_SECONDS = 10.0
@@ -82,10 +82,8 @@ class Validations:
         self._rounds.put(None)
         try:
             if kind is None and self._waiting:
-                rounds = ", ".join(map(str, sorted(self._waiting)))
-                self._say(
-                    f"waiting for Great Expectations, which validates round{'s' * (len(self._waiting) > 1)} {rounds}"
-                )
+                rounds = f"round{'s' * (len(self._waiting) > 1)} {', '.join(map(str, sorted(self._waiting)))}"
+                self._say(f"waiting for the data checks of {rounds} (Great Expectations)")
             while kind is None and self._thread.is_alive():
                 self._thread.join(_TICK_SECONDS)
         finally:
@@ -106,7 +104,7 @@ class Validations:
             expectations=self._expectations,
         )
         try:
-            return Verdict.model_validate(self._engine.run(job, time_limit=_LIMIT_SECONDS))
+            return Verdict.model_validate(self._engine.run(job, time_limit=_LIMIT_SECONDS, of_processor=True))
         except (CrlError, OSError) as error:
             reason = error.found if isinstance(error, CrlError) else str(error)
             verdict = Verdict(
@@ -151,10 +149,12 @@ class Validations:
         except Cancelled:
             return
         except Exception as error:  # Prefect's server may be away: the verdict is made without it
-            self._say(f"the validation of round {number} cannot be shown: {' '.join(str(error).split())}")
+            self._say(f"Prefect cannot show the data checks of round {number}: {' '.join(str(error).split())}")
             verdict = load_verdict(self._run.path, number) or self.validate(number)
         if verdict is None:
-            self._say(f"round {number} has no verdict of Great Expectations; its stages changed, or the disk is full")
+            self._say(
+                f"the data checks of round {number} have no result: its stages changed meanwhile, or the disk is full"
+            )
         elif verdict.outcome == "not validated":
             self._say(f"round {number} was {verdict.summary()}")
         for alarm in verdict.alarms if verdict else ():

@@ -99,7 +99,7 @@ def look_at_the_run(screen: Screen, desk: OpenUi, run_id: str, rounds: int) -> N
     screen.shows(f"{NAME}-{ROUND_TABLE}")
     screen.shoot("walk-artifacts", 860)
     runs = desk.runs
-    assert "is the one after round" in crl_here(runs, "verify", NAME, "--head", head[1]).stdout
+    assert "is that of round" in crl_here(runs, "verify", NAME, "--head", head[1]).stdout
     asked = "SELECT stage, decision, person FROM approvals"
     assert PERSON in crl_here(runs, "sql", NAME, asked, "--format", "csv").stdout
 

@@ -35,6 +35,7 @@ from crl.run.cache import cached
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from crl.run.validations import Verdict, keep_verdict
+from crl.serve.export import export_agent
 from tests.faults.disks import fill, small_disk, turn_read_only
 from tests.marks import sampled
 from tests.recipe_runs import HERE
@@ -101,6 +102,8 @@ CASES = [
     Case("evaluate {run} --out {disk}/rows.parquet", (2, "cannot be written: Read-only file system"), FULL),
     Case("evaluate {run} --out {elsewhere}/rows.parquet", NOT_KEPT, NOT_KEPT),
     Case("evaluate {run}", NOT_KEPT, NOT_KEPT),
+    Case("evaluate {agent}"),
+    Case("evaluate {agent} --out {disk}/rows.parquet", (2, "cannot be written: Read-only file system"), FULL),
     Case("chat {run} --text"),
     Case("env list"),
     Case("init {disk}/new --model tiny --environment frozenlake", REFUSED, FULL),
@@ -171,6 +174,7 @@ def sources(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             driver.run_rounds(1)
     with pytest.raises(SystemExit):
         main(["bank", "export", str(finished), "--to", str(folder / "exported")])
+    export_agent(finished, folder / "agent")
     return folder
 
 
@@ -209,6 +213,7 @@ def crl(
     monkeypatch.chdir(ROOT)
     evaluated = Evaluated(ROUNDS, rows, {})
     monkeypatch.setattr("crl.engine.evaluation.evaluate_round", lambda run, number, choice: evaluated)
+    monkeypatch.setattr("crl.serve.held_out.evaluate_folder", lambda agent, choice: (evaluated, None))
     monkeypatch.setattr("crl.engine.services.prepare_environment", lambda threads: {})
     monkeypatch.setattr("crl.lab.warm.make._make", _make)
     monkeypatch.setitem(sys.modules, "crl.validation.round", SimpleNamespace(validate_rounds=_validate_rounds))
@@ -231,8 +236,8 @@ def crl(
         places = {
             "disk": disk, "run": disk / NAME, "waiting": disk / WAITING, "elsewhere": tmp_path,
             "bank": sources / "exported", "entry": entries_after(sources / NAME, limit=1)[0].entry_id,
-            "study": write_study(tmp_path), "warm": "conf/warm/realms.yaml", "config_file": CONFIG,
-            "config": shlex.join([str(CONFIG), *options(runtime__min_free_gigabytes=0)]),
+            "agent": sources / "agent", "study": write_study(tmp_path), "warm": "conf/warm/realms.yaml",
+            "config_file": CONFIG, "config": shlex.join([str(CONFIG), *options(runtime__min_free_gigabytes=0)]),
             "fresh": shlex.join([str(CONFIG), *options(name="fresh")]), "chats": tmp_path / "chats.jsonl",
         }  # fmt: skip
         places["chats"].write_text('[{"role": "assistant", "content": "left"}]')

@@ -270,7 +270,7 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(finished: Path, tmp_pat
         for words, said in (
             (("--port", port), f"nothing can listen on '127.0.0.1', port {port}"),
             (("--host", "no-such-host.invalid"), "nothing can listen on 'no-such-host.invalid'"),
-            (("--free-share", "0.5"), "nothing is compared"), (("--key", "two words\n"), "the key cannot be sent"),
+            (("--free-share", "0.5"), "has no effect here"), (("--key", "two words\n"), "the key cannot be sent"),
             (("--round", "9"), "round 9"), (("--round", "1", "--best"), "both asked for"),
             (("--vllm", "http://127.0.0.1:1"), "no model is served at"), (("--record", __file__), "that is a file"),
         ):  # fmt: skip

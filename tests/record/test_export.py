@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -25,7 +26,7 @@ from crl.engine.driver import Driver
 from crl.errors import BadInput
 from crl.policies.language_model import load_model
 from crl.policies.sources import resolve_model
-from crl.records import Weights, rows_of
+from crl.records import Evaluation, Weights, rows_of
 from crl.rounds.evaluate import best_round, recorded_evaluations
 from crl.rounds.tasks import query_of
 from crl.run.directory import RunDirectory
@@ -152,6 +153,20 @@ def test_an_agent_plays_the_same_from_each(run: Path, folders: dict[str, Path]) 
             played.append((messages, ids, [turn.token_ids for turn in sampled.values()], guidance))
     assert played[0][3] is not None
     assert played[0] == played[1] == played[2]
+
+
+@pytest.mark.parametrize("name", ["adapter", "merged"])
+def test_an_exported_agent_plays_the_episodes_of_the_record_again(
+    run: Path, folders: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    made, number = RunDirectory.open(run), open_agent(run).round
+    recorded = rows_of(Evaluation, made.read(number, "evaluate", Evaluation))
+    told = crl_here(tmp_path, "evaluate", folders[name], "--json", "--out", tmp_path / "rows.parquet").stdout
+    compared = json.loads(told)["compared"]
+    assert compared["same"] and compared["episodes"] == compared["equal"] == len(recorded)
+    assert compared["computed"] == compared["stored_computed"]
+    assert rows_of(Evaluation, pq.read_table(tmp_path / "rows.parquet")) == recorded
+    assert any(row.guided for row in recorded)
 
 
 def test_without_its_base_an_adapter_says_what_it_needs(folders: dict[str, Path], tmp_path: Path) -> None:

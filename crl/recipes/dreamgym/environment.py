@@ -119,7 +119,7 @@ class DreamEnvironment:
                 raise StageFailed(
                     f"the experience model could not be asked: {type(error).__name__}: {error}",
                     where=f"episodes from {self._tasks[0].episode_id} on",
-                    next_step="the log holds the traceback; the stage was not committed, resume runs it again",
+                    next_step="read the traceback in the log; nothing was kept of the stage, and `crl resume` runs it",
                 ) from error
         for slot, answered in zip(asked, predictions, strict=True):
             self.generations.append(answered.generation)

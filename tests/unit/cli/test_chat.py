@@ -78,7 +78,7 @@ def test_games_of_consecutive_seeds(played: Played, crl: Crl) -> None:
     assert re.findall(r"seed (\d+),", said) == [str(first + at) for at in range(3)]
     for words, told in (
         (("--games", "4"), f"held out: {first} to {first + 3}"), (("--seed", "3"), "seed 3 of lake is not held out"),
-        (("--family", "sea"), "no task family 'sea'"), (("--text", "--seed", "3"), "are of games"),
+        (("--family", "sea"), "no task family 'sea'"), (("--text", "--seed", "3"), "choose games"),
         (("--round", "9"), "round 9"),
     ):  # fmt: skip
         refused = crl("chat", played.run.path, *words)

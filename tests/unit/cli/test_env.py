@@ -166,7 +166,7 @@ def test_games_of_other_settings_or_held_out_seeds_are_not_mixed(crl: Crl, tmp_p
     other = crl("env", "play", "frozenlake", "--record", file)
     assert other.code == 2 and "games of another environment" in other.err
     held_out = crl("env", "play", "frozenlake", "--seed", "1000000", "--record", tmp_path / "new.jsonl")
-    assert held_out.code == 2 and "training does not draw seed" in held_out.err
+    assert held_out.code == 2 and "is not a training seed" in held_out.err
 
 
 def test_a_line_means_what_an_actor_s_answer_would() -> None:

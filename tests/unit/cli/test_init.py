@@ -86,7 +86,7 @@ def test_a_name_may_be_a_path_and_nothing_is_overwritten(crl: Crl, here: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing says what is trained on"),
+        ((), "no training data is named"),
         (("--dataset", "x.jsonl", "--environment", "frozenlake"), "both --dataset and --environment"),
         (("--dataset", "x.jsonl"), "--dataset needs --reward"),
         (("--environment", "frozenlake", "--reward", "a:b"), "--reward is for --dataset"),
@@ -134,7 +134,7 @@ def test_without_a_model_it_is_a_copy_of_one_that_comes_with_the_project(
     ("words", "said"),
     [
         (("x", "--from", "quikstart"), "did you mean 'quickstart'"),
-        (("x", "--from", "study/tiny"), "study/tiny is no experiment"),
+        (("x", "--from", "study/tiny"), "there is no experiment study/tiny"),
         (("x", "--from", "tiny", "--model", "tiny"), "--from copies an experiment as it is"),
         (("x", "--environment", "frozenlake"), "no model is given"),
         (("--model", "tiny", "--environment", "frozenlake"), "no name is given"),

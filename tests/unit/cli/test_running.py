@@ -99,7 +99,7 @@ def test_a_run_is_held_against_a_head_that_was_kept_and_what_is_lost_is_made_aga
     told = re.search(r"^head: ([0-9a-f]{64}) \(after round 2\)$", crl("status", "tiny").out, re.MULTILINE)
     assert told is not None
     held = crl("verify", "tiny", "--head", told[1])
-    assert held.code == 0 and told[0] in held.out and "is the one after round 2" in held.out
+    assert held.code == 0 and told[0] in held.out and "is that of round 2" in held.out
     assert crl("verify", "tiny", "--head", told[1][1:]).code == 2
     other = crl("verify", "tiny", "--head", "0" * 64)
     assert other.code == 4 and "a different head" in other.err and told[1] in other.err and "compare" in other.err
@@ -163,7 +163,7 @@ def test_what_an_interrupted_command_asked_for_is_not_forgotten(
         assert f"with: crl train {fake} --no-prefect\n" in crl("train", fake, "--no-prefect").err
     assert "next: crl resume" in (status := crl("status", "tiny").out) and "--rounds 3" in status
     refused = crl("resume", "tiny")
-    assert refused.code == 2 and "no rounds were asked of" in refused.err and "--rounds" in refused.err
+    assert refused.code == 2 and "nobody has said how many rounds" in refused.err and "--rounds" in refused.err
     assert "crl train" not in status + refused.err, "another experiment's file would be refused"
 
     monkeypatch.setattr("crl.engine.driver.Driver.run_rounds", interrupted)

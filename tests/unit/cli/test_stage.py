@@ -112,7 +112,7 @@ def test_the_next_stage_is_made_before_it_is_recorded_and_written_where_it_is_to
 @pytest.mark.slow  # it imports Great Expectations
 def test_rows_that_a_data_check_refuses_are_told(path: Path, crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRL_FAKE", '{"draw": ["duplicates", ""]}')
-    assert "a data check refuses it: table metrics" in crl("stage", path, "1", "draw").out
+    assert "a data check fails: table metrics" in crl("stage", path, "1", "draw").out
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,13 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
 def test_a_name_that_means_nothing_is_refused(table_of: Crl) -> None:
     for words, told in [
         (("both-s1", "both-s3"), "no run 'both-s3'"),
-        (("=both-s1",), "names no row"),
-        (("Ours=",), "names no row"),
+        (("=both-s1",), "lacks the name of its row, or the run"),
+        (("Ours=",), "lacks the name of its row, or the run"),
         (("Ours=nobody",), "no run 'nobody'"),
     ]:
         refused = table_of(*words)
         assert refused.code == 2 and told in refused.err, refused.err
-    assert "both-s1 was named twice" in found(table_of("both-s1", "both-s1"))
+    assert "both-s1 is given twice" in found(table_of("both-s1", "both-s1"))
 
 
 @pytest.mark.parametrize("format", ["rich", "markdown", "latex", "csv", "json"])

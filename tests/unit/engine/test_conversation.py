@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.supervisor import Engine
+from crl.engine.supervisor import Engine, ProcessorLimit
 from crl.errors import StageTimedOut
 from tests.processes import PATIENCE_SECONDS
 
@@ -107,6 +107,20 @@ def test_a_rank_that_never_comes_to_its_end_is_given_up_at_the_time_limit(monkey
 
     with pytest.raises(StageTimedOut):
         ranks.run(speak, time_limit=3000)
+
+
+@pytest.mark.parametrize(
+    ("share", "over_at"),
+    [(1.0, 600), (0.05, 12_000), (0.0, 600)],
+    ids=["alone", "one of many programs", "it hangs"],
+)
+def test_a_limit_of_processor_time_is_not_shorter_on_a_busy_machine(share: float, over_at: int) -> None:
+    """A validation of a few seconds was given up after 600 s in which other programs had the processor."""
+    now = 0.0
+    limit = ProcessorLimit(600, lambda: 40.0 + share * now, lambda: now)  # it had computed before
+    while not limit():
+        now += 1
+    assert now == pytest.approx(over_at, abs=2)
 
 
 def test_every_rank_frees_its_models_and_is_waited_for() -> None:

@@ -92,7 +92,7 @@ def test_after_a_failure_the_round_beside_ends_with_its_stage_and_no_other_begin
     rounds.wait_begun("1/first", "1/second", "2/first")
     rounds.gate("1/second").set()
     wait_until(lambda: rounds.overlapping._failure is not None, "round 1 had failed")
-    with pytest.raises(StageFailed, match=r"round 2 stops here: round 1, which runs beside it"):
+    with pytest.raises(StageFailed, match=r"round 2 was stopped because round 1, which runs beside it, failed"):
         rounds.overlapping.check(2)
     rounds.overlapping.check(1)
     rounds.gate("2/first").set()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from crl.config import Runtime
@@ -70,7 +74,7 @@ def test_every_round_is_validated_by_one_process(run: RunDirectory) -> None:
     verdicts = [load_verdict(run.path, number) for number in range(5)]
     pids = {verdict.megabytes for verdict in verdicts if verdict is not None}
     assert len(pids) == 1 and pids != {os.getpid()} and not Path(f"/proc/{pids.pop():.0f}").exists()
-    assert said[0].startswith("waiting for Great Expectations, which validates round") and len(said) == 1
+    assert said[0].startswith("waiting for the data checks of round") and len(said) == 1
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(0, []), (2, [0, 2, 4])])
@@ -156,15 +160,47 @@ def test_a_scheduler_that_is_away_costs_no_verdict(run: RunDirectory) -> None:
         validations(RoundDone(0, 0.0))
         validations(RoundDone(4, 0.0))
     assert outcomes(run) == {0: "passed", 4: "passed"} and threads == {"validations"}
-    assert "the validation of round 0 cannot be shown: no server" in said
+    assert "Prefect cannot show the data checks of round 0: no server" in said
     with pytest.raises(KeyError):
         validations_of(run.path)
 
 
-def test_it_imports_no_great_expectations() -> None:
-    import subprocess
-    import sys
+TURNS = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+if sys.argv[2] == "validates":
+    from crl.validation.process import give_way
+    give_way()
+print(flush=True)
+while True:
+    pass
+"""
 
+
+@pytest.mark.slow
+def test_a_program_that_never_rests_does_not_starve_it(tmp_path: Path) -> None:
+    """Both compute on one core. With the lowest priority it would get a sixtieth."""
+    core = str(min(os.sched_getaffinity(0)))
+    command = [sys.executable, "-c", TURNS, core]
+    with ExitStack() as stack:
+        started = []
+        for name in ("other", "validates"):
+            process = stack.enter_context(subprocess.Popen([*command, name], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None and process.stdout.readline()
+        other, mine = ([psutil.Process(each.pid), _computed(each.pid)] for each in started)
+        wait_until(lambda: _computed(mine[0].pid) > mine[1] + 0.5, "it computes")
+        assert _computed(other[0].pid) - other[1] < 10 * (_computed(mine[0].pid) - mine[1])
+
+
+def _computed(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def test_it_imports_no_great_expectations() -> None:
     code = "import sys, crl.validation.subscriber, crl.engine.worker, crl.cli.train, crl.run.validations\n"
     code += "print({'great_expectations', 'pandas', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

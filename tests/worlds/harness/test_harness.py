@@ -200,7 +200,7 @@ for thread in both: thread.join()
     ("code", "outcomes", "said"),
     [
         ("ask(os.environ['CRL_TASK'])", ["ok", "ok"], "4 programs ended, after 4 calls"),
-        ("ask(str(random.random()))", ["ok", "note"], "acted otherwise in a second play"),
+        ("ask(str(random.random()))", ["ok", "note"], "acted differently the second time"),
         (SEVERAL, ["ok", "note"], "several calls open"),
         ("pass", ["ok", "failed", "ok"], "no program made a call"),
         ("raise ValueError('in here')", ["failed", "ok"], "in here"),
