@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from crl.config.load import load_experiment
 from crl.learn.checkpoint import ADAPTER, ADAPTER_CONFIG
+from crl.policies.machine import processor
 from crl.run.files import sha256_file
 
 HERE = Path(__file__).parent
@@ -49,8 +49,7 @@ def make(name: str, runs: Path, to: Path) -> dict[str, str]:
 
 def made_by() -> dict[str, str]:
     """What may change a digest: the processor, and the packages that compute."""
-    processors = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return {"processor": next(iter(processors), "unknown"), **{package: version(package) for package in PACKAGES}}
+    return {"processor": processor(), **{package: version(package) for package in PACKAGES}}
 
 
 def main() -> None:

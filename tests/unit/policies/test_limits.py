@@ -45,7 +45,8 @@ def test_models_stay_where_there_is_room(
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=memory))
     monkeypatch.setattr(machine, "_CONTAINER", Path("/nowhere"))
-    settings = {} if adapted else {"method.roles.extractor.lora": None}
+    whole = {"method.roles.extractor.lora": None, "method.recipe.warm_start.adapters": None}
+    settings = {} if adapted else whole
     assert machine.all_stay(quickstart(**settings), size, on_gpu=False) is stays
     if adapted and stays:  # with room for a miniature only
         small = size <= 64 * 2**20
