@@ -489,8 +489,8 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
         if row_type not in _NOTED and row_type not in (BankEntry, BankText)
     }
     if source.files(f"{BehaviorLogprobs.table}.parquet") is not None:
-        records, computed = (bodies[row_type.table] for row_type in (Generation, BehaviorLogprobs))
-        bodies[Generation.table] = _BEHAVED.format(trainer=TRAINER, records=records, computed=computed)
+        both = {"records": bodies[Generation.table], "computed": bodies[BehaviorLogprobs.table]}
+        bodies[Generation.table] = _BEHAVED.format(trainer=TRAINER, **both)
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}

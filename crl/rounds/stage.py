@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
-from crl.records import BankSnapshot, BehaviorLogprobs, Row, Weights
+from crl.records import BankSnapshot, BehaviorLogprobs, Generation, Row, Weights
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -170,6 +170,8 @@ class Recipe:
     """Which texts it tried in a round; read likewise."""
 
     def __post_init__(self) -> None:
+        if Generation in self.recalls:  # with them come their behavior log-probabilities
+            object.__setattr__(self, "recalls", tuple(dict.fromkeys((*self.recalls, BehaviorLogprobs))))
         object.__setattr__(self, "preparation", in_order(self.preparation))
         object.__setattr__(self, "stages", in_order(self.stages))
         for listed in (self.preparation, self.stages):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.without import why_needed
 from crl.config import SamplingConfig
 from crl.credit.samples import sample_of
 from crl.errors import DataCheckFailed, RecordDamaged
@@ -129,6 +130,11 @@ def test_what_was_read_is_in_the_manifest(run: Played) -> None:
     of_outputs = {sample.source.partition("/")[0] for sample in run.rows(Sample, "credit", 2) if sample.role != "actor"}
     assert {f"0002/{STAGES[0]}", *(f"{number}/{STAGES[1]}" for number in of_outputs)} <= inputs.keys() and of_outputs
     assert "0002/behavior_logprobs_actor" not in run.run.manifest(2, "distill").digested.inputs
+
+
+def test_a_run_does_not_go_on_without_rows_that_a_later_round_may_train(run: Played) -> None:
+    why = why_needed(run.run, run.recipe, f"rounds/0001/{STAGES[1]}/behavior_logprobs.parquet")
+    assert why is not None and "any later round may read" in why
 
 
 def test_sql_shows_them_in_place_of_the_servers(run: Played, tmp_path: Path) -> None:
