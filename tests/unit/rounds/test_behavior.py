@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,28 @@ def test_a_rule_holds_what_the_rows_say(tmp_path: Path) -> None:
     }
     with pytest.raises(DataCheckFailed, match="finite and not positive"):
         Played(tmp_path, made, 1, services)
+
+
+@pytest.mark.parametrize("role", ["actor", "extractor"])
+def test_killed_in_the_middle_of_the_stage_and_resumed_it_is_the_run_that_nobody_disturbed(
+    run: Played, tmp_path: Path, role: str
+) -> None:
+    made = experiment(**CUT)
+    child = os.fork()
+    if child == 0:
+        services = CutServices(made)
+        services.trainers[role].read = lambda samples: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            Played(tmp_path, made, 1, services)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    left = list((tmp_path / "played/rounds/0001").glob(f".tmp-behavior_logprobs_{role}-*"))
+    assert left, "it was being written"
+    undisturbed = {key: digest for key, digest in run.digests().items() if key[0] in "01"}
+    resumed = Played(tmp_path, made, 1, CutServices(made))
+    assert resumed.digests() == undisturbed and problems_of(resumed.run, resumed.recipe) == []
 
 
 def test_nothing_is_trained_on_what_a_server_told_of_a_cut(run: Played) -> None:
