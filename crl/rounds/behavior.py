@@ -13,7 +13,6 @@ nothing trains (`Stage.untrained`) are not read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -85,7 +84,8 @@ def behavior_logprobs(ctx: StageContext, stages: Sequence[str], roles: Sequence[
     """Write the log-probabilities of what these roles sampled in these stages of the round. It runs on every rank; only
     rank 0 writes rows."""
     weights, owner = weights_of(ctx, roles[0]), ctx.method.owner(roles[0])
-    records = [row for name in stages for row in told_by_server(ctx.rows(Generation, name), roles)]
+    sampled = [row for name in stages for row in ctx.rows(Generation, name)]
+    records = [row for row in sampled if row.logprobs_by == SERVER and row.role in roles and row.token_ids]
     for row in records:
         _check_weights(ctx, row, weights)
     samples = {row.generation_id: as_read(row, round=ctx.round) for row in records if any(row.loss_mask)}
@@ -108,11 +108,6 @@ def behavior_logprobs(ctx: StageContext, stages: Sequence[str], roles: Sequence[
     ctx.write(BehaviorLogprobs, rows)
     metrics = {"sequences": float(len(rows)), "tokens": float(len(cut))}
     ctx.write_metrics({**metrics, "cut_nats": sum(cut) / len(cut)} if cut else metrics)
-
-
-def told_by_server(records: Sequence[Generation], roles: AbstractSet[str] | Sequence[str]) -> list[Generation]:
-    """The token records of some roles that have tokens, and log-probabilities of what a server's cut left."""
-    return [row for row in records if row.logprobs_by == SERVER and row.role in roles and row.token_ids]
 
 
 def as_read(record: Generation, *, round: int) -> Sample:
