@@ -359,12 +359,14 @@ class Sampled:
 
     token_ids: list[int]
     logprobs: list[float]
-    """Under the temperature-scaled distribution over all tokens, before top-k / top-p; 0 where there was no choice."""
+    """Under the temperature-scaled distribution over all tokens, before any cut; 0 where there was no choice."""
     stop_reason: StopReason
     drawn: list[int] | None = None  # 1 where the id was drawn, 0 where the answers left no choice; None: all were
     choices: list[list[int]] = field(default_factory=list)
     """Ids that each drawn id was chosen among, in order; none where it was the whole vocabulary."""
     error: str | None = None  # reason code where sampling broke: an episode ends with it
+    renormalized: bool = False
+    """Whether log-probabilities are a server's, of what a cut left."""
 
 
 Answers = Mapping[int, Any]

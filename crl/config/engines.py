@@ -87,19 +87,10 @@ class VllmEngine(ServedEngine):
 
     kind: Literal["vllm"] = "vllm"
     STOPS_AT_TEXT: ClassVar[bool] = True
+    RENORMALIZES: ClassVar[bool] = True
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
-        """Sampling whose log-probabilities before top-k and top-p vLLM does not tell, or that it changes silently."""
-        sampling, where = role.sampling, f"method.roles.{name}.sampling"
-        if sampling.top_p < 1 or sampling.top_k > 0:
-            key = "top_p" if sampling.top_p < 1 else "top_k"
-            yield BadInput(
-                f"{where}.{key} is {getattr(sampling, key)}, and the engine is vllm",
-                expected="top_p 1 and top_k 0: vLLM reports log-probabilities after the cut, and training needs those "
-                "before it",
-                where=f"{where}.{key}",
-                next_step="leave them out, or use the engine transformers",
-            )
+        """Temperatures that vLLM changes silently."""
         for place, temperature in temperatures.items():
             if temperature < _COLDEST:
                 yield BadInput(
@@ -108,11 +99,6 @@ class VllmEngine(ServedEngine):
                     where=place,
                     next_step="raise it, or use the engine transformers",
                 )
-
-    def evaluation_problems(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
-        """vLLM cuts as it is told to: what it says of the probabilities does not matter there."""
-        whole = role.sampling.model_copy(update={"top_p": 1.0, "top_k": 0})
-        return self.problems(role.model_copy(update={"sampling": whole}), name, {})
 
     def check(self, role: str, server: ServerConfig, context: int) -> None:
         """See :func:`crl.engine.vllm_server.check_server`."""
@@ -151,13 +137,14 @@ class OpenAIEngine(ServedEngine):
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """Sampling that the protocol has no word for."""
         sampling, where = role.sampling, f"method.roles.{name}.sampling"
-        if sampling.top_k > 0:
-            yield BadInput(
-                f"{where}.top_k is {sampling.top_k}, and the engine is openai",
-                expected="top_k 0: the protocol has no such setting",
-                where=f"{where}.top_k",
-                next_step="leave it out",
-            )
+        for key in ("top_k", "min_p"):
+            if getattr(sampling, key) > 0:
+                yield BadInput(
+                    f"{where}.{key} is {getattr(sampling, key)}, and the engine is openai",
+                    expected=f"{key} 0: the protocol has no such setting",
+                    where=f"{where}.{key}",
+                    next_step="leave it out",
+                )
         if "top_p" in self.leave_out and sampling.top_p < 1:
             yield BadInput(
                 f"{where}.top_p is {sampling.top_p}, and the engine leaves top_p out",

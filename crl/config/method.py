@@ -29,6 +29,8 @@ class RoleUse:
 
     trained: bool = True
     """Whether its weights are updated."""
+    on_policy: bool = True
+    """Whether what it samples is trained; false: its updates learn from texts that others wrote."""
     multi_turn: bool = False
     """Whether it answers over many turns of one conversation."""
     batch: int | None = None
@@ -399,7 +401,7 @@ class Method(Model):
             own_settings.append(("evaluation", "method.evaluation.sampling", change.over(role.sampling), False))
         for who, own, sampling, trained in own_settings:
             asked = role.model_copy(update={"sampling": sampling})
-            temperatures = {f"{own}.temperature": sampling.temperature} if trained else None
+            temperatures = {f"{own}.temperature": sampling.temperature} if trained else {}
             for problem in asked.engine_problems(name, temperatures):
                 yield BadInput(
                     f"{who}: {problem.found.replace(shared, own)}",
@@ -452,6 +454,17 @@ class Method(Model):
     def samplings(self, role: str, family: str) -> tuple[SamplingConfig, SamplingConfig]:
         """How a role samples when it plays a task family: in training, and in evaluation."""
         return self.sampling(role, family), self.evaluation_sampling(role, family)
+
+    def renormalized(self) -> tuple[str, ...]:
+        """The roles that are trained on what they sample, and whose engine tells log-probabilities of what a cut leaves
+        (`EngineConfig.RENORMALIZES`), where any of their sampling in training cuts."""
+        return tuple(
+            name
+            for name, use in self.uses().items()
+            if use.trained and use.on_policy and self.role(name).engine.RENORMALIZES
+            if self.role(name).sampling.cuts
+            or (use.multi_turn and any(self.sampling(name, family.name).cuts for family in self.families))
+        )
 
     def prompts_of(self, family: str) -> Mapping[str, PromptConfig]:
         """The prompts of a task family: its own, and those that it shares."""

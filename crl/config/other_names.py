@@ -87,7 +87,6 @@ OTHER_NAMES: dict[str, Here] = {
     "eval_strategy": Here(("method.evaluation.every",), "rounds; 0: never"),
     "data_seed": Here(("method.seed",)),
     "ddp_timeout": Here(("runtime.stage_time_limit_seconds",), "of a whole stage"),
-    "min_p": Here((_SAMPLING + "top_p", _SAMPLING + "top_k"), "there is no min_p"),
     "repetition_penalty": Here((), "it would change what the stored log-probabilities mean"),
     "max_length": Here(("method.roles.<role>.context",)),
     # TRL's ModelConfig, and peft

@@ -34,12 +34,16 @@ TemplateArgument = Annotated[
 ]
 
 
+_MIN_P = "Least probability of an id, as a share of the likeliest one's; cut before top_k and top_p; 0: off."
+
+
 class SamplingConfig(Model):
     """How a role samples."""
 
     temperature: float = Field(1.0, ge=COLDEST, le=5, description="Divides the logits, in sampling and training.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, le=1_048_576, description="Top-k sampling; 0: off.")
+    min_p: float = Field(0.0, ge=0, le=1, exclude_if=off, description=_MIN_P)
     max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens per turn or output.")
     constrain: Literal["none", "actions"] = Field(
         "none", description="actions: the actor can only write legal actions; none: any text."
@@ -50,6 +54,11 @@ class SamplingConfig(Model):
         exclude_if=off,
         description="A turn ends with the token that completes one of these, such as </action>, inside a thought too.",
     )
+
+    @property
+    def cuts(self) -> bool:
+        """Whether ids are drawn from a part of the distribution only."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @model_validator(mode="after")
     def _something_is_written_on(self) -> SamplingConfig:
@@ -68,6 +77,7 @@ class SamplingChange(Model):
 
     top_p: float | None = Field(None, gt=0, le=1, exclude_if=unset, description="Nucleus sampling; 1: off.")
     top_k: int | None = Field(None, ge=0, le=1_048_576, exclude_if=unset, description="Top-k sampling; 0: off.")
+    min_p: float | None = Field(None, ge=0, le=1, exclude_if=unset, description=_MIN_P)
     max_new_tokens: int | None = Field(None, ge=1, le=32_768, exclude_if=unset, description="New tokens per turn.")
     constrain: Literal["none", "actions"] | None = Field(
         None, exclude_if=unset, description="actions: the actor can only write legal actions; none: any text."
@@ -204,6 +214,9 @@ class EngineConfig(Model):
     """Whether the model is somebody else's, behind an endpoint: no weights are here, so nothing can be trained."""
     STOPS_AT_TEXT: ClassVar[bool] = False
     """Whether it ends turns at `sampling.stop_strings`, with all ids that were sampled; else they are refused."""
+    RENORMALIZES: ClassVar[bool] = False
+    """Whether its log-probabilities are of what a cut leaves (`SamplingConfig.cuts`), not of the whole distribution.
+    What is trained on them gets those of the whole from a stage of its round (`crl/rounds/behavior.py`)."""
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """What a role of this name asks for and the engine cannot do, each at its place; refused before any work.
@@ -211,10 +224,6 @@ class EngineConfig(Model):
         `temperatures` are those that it is sampled at, by the place in the config that says so.
         """
         return iter(())
-
-    def evaluation_problems(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
-        """The same of sampling that is for evaluations alone: nothing is trained on what they sample."""
-        return self.problems(role, name, {})
 
     def load(self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> Any:
         """A policy ready to sample (`crl.protocols.LoadedPolicy`).
@@ -351,9 +360,8 @@ class RoleConfig(Model):
                 next_step="lower zero_stage, or give each role a model of its own",
             )
 
-    def engine_problems(self, name: str, temperatures: Mapping[str, float] | None) -> Iterator[BadInput]:
-        """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`,
-        None for what it asks for in evaluations alone."""
+    def engine_problems(self, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
+        """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`."""
         strings, where = self.sampling.stop_strings, f"method.roles.{name}.sampling.stop_strings"
         if strings and not self.engine.STOPS_AT_TEXT:
             yield BadInput(
@@ -371,7 +379,4 @@ class RoleConfig(Model):
                     where=where,
                     next_step="leave it out",
                 )
-        if temperatures is None:
-            yield from self.engine.evaluation_problems(self, name)
-        else:
-            yield from self.engine.problems(self, name, temperatures)
+        yield from self.engine.problems(self, name, temperatures)

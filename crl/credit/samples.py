@@ -19,7 +19,7 @@ from crl.credit.buffer import reweight, ripe_items
 from crl.credit.turns import token_advantages, turn_advantages
 from crl.credit.uses import usable
 from crl.errors import RecordDamaged
-from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample, StrippedContext, Turn
+from crl.records import FREE, GUIDED, SERVER, BufferItem, Episode, Generation, Sample, StrippedContext, Turn
 
 
 def record_of(records: Mapping[str, Generation], generation_id: str, where: str | None = None) -> Generation:
@@ -157,7 +157,15 @@ def sample_of(
     weight: float,
     step: int = 0,
 ) -> Sample:
-    """The sample that an update learns from a token record."""
+    """The sample that an update learns from a token record. Raises RecordDamaged where its log-probabilities are those
+    of what a server's cut left, and the objective compares with them."""
+    if record.logprobs_by == SERVER and objective != "nll":
+        raise RecordDamaged(
+            f"{record.generation_id} has the log-probabilities of its server alone, of what top_p, top_k or min_p left",
+            expected="rows of behavior_logprobs, from a stage of the round that sampled it",
+            where=f"{record.round:04d}/{record.stage}",
+            next_step="run `crl verify` on the run",
+        )
     return Sample(
         sample_id=f"r{round:04d}-{role}-{record.generation_id}",
         round=round,

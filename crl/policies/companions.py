@@ -58,6 +58,7 @@ def add_companions(
         temperature=role.sampling.temperature,
         top_p=role.sampling.top_p,
         top_k=role.sampling.top_k,
+        min_p=role.sampling.min_p or None,
         max_new_tokens=role.sampling.max_new_tokens,
         max_length=None,
         eos_token_id=list(end_ids),

@@ -37,16 +37,18 @@ def draw(
     Args:
         logits_BV: the model's last logits.
         uniforms_B: float64 in [0, 1).
-        sampling: temperature, top_k and top_p; top_k is applied first, top_p to what it leaves.
+        sampling: temperature and cuts: min_p first, top_k and top_p each to what was left before it, as in vLLM.
         absent: ids that are no tokens and are never drawn.
 
     Returns:
         ids [B] (int64) and their log-probabilities [B] (float32) under the temperature-scaled distribution over the
-        tokens of the vocabulary, **before** top-k and top-p.
+        tokens of the vocabulary, **before** any cut.
     """
     logprobs_BV = scaled_logprobs(logits_BV, sampling.temperature, absent)
     # float64: a float32 running sum over 10^5 tokens would lose the rare ones.
     probs_BV = logprobs_BV.double().exp()
+    if sampling.min_p > 0:
+        probs_BV = probs_BV.where(probs_BV >= sampling.min_p * probs_BV.amax(1, keepdim=True), 0.0)
     if 0 < sampling.top_k < probs_BV.shape[1]:
         kept_BV = torch.zeros_like(probs_BV, dtype=torch.bool)
         kept_BV.scatter_(1, probs_BV.topk(sampling.top_k, dim=1).indices, True)
@@ -64,8 +66,8 @@ def draw(
 def draw_among(
     logits_BV: torch.Tensor, choices: Sequence[Sequence[int]], uniforms_B: torch.Tensor, sampling: SamplingConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`draw`, each row from its own choices of ids: their probabilities are renormalized, and top-k and top-p
-    see nothing else."""
+    """As :func:`draw`, each row from its own choices of ids: their probabilities are renormalized, and cuts see nothing
+    else."""
     width = max(map(len, choices))
     ids_BK = torch.tensor([[*ids, *([-1] * (width - len(ids)))] for ids in choices], device=logits_BV.device)
     logits_BK = logits_BV.gather(1, ids_BK.clamp(min=0)).float().masked_fill(ids_BK < 0, float("-inf"))

@@ -165,8 +165,8 @@ class ServedSession(SentWhole):
         room = min(sampling.max_new_tokens, self._room(row, "a running session"))
         if answers is None:
             stop = None if self._stops is None else self._stops(sampling.stop_strings)
-            return functools.partial(self._free, row, Turn(room, None, stop), sampling)
-        return functools.partial(self._among, row, Turn(room, answers), sampling)
+            return functools.partial(self._free, row, Turn(room, None, stop, renormalized=sampling.cuts), sampling)
+        return functools.partial(self._among, row, Turn(room, answers, renormalized=sampling.cuts), sampling)
 
     def _room(self, row: int, where: str) -> int:
         room = self._context - len(self._ids[row])
@@ -211,9 +211,9 @@ class ServedSession(SentWhole):
     def _request(
         self, row: int, read: Sequence[int], sampling: SamplingConfig, **more: Any
     ) -> tuple[list[int], list[float]]:
-        """Ids and their log-probabilities, from one request; with a cut (in evaluations), of what is left."""
+        """Ids and their log-probabilities, from one request; with a cut, of what is left."""
         cut = {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
-        cut |= {"top_k": sampling.top_k} if sampling.top_k > 0 else {}
+        cut |= {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name)) > 0}
         found = self._client.post(
             GENERATE,
             {

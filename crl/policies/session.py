@@ -138,7 +138,7 @@ class BatchSession(OwnPace):
 
         Args:
             rows: rows whose turn is not under way.
-            sampling: temperature, top_k, top_p, max_new_tokens, stop_strings.
+            sampling: temperature, cuts, max_new_tokens, stop_strings.
             answers: the answers a row may give; a row without any writes free text. Ids that leave no choice are not
                 drawn and cost no pass.
 
@@ -225,11 +225,11 @@ class BatchSession(OwnPace):
 
     def _draw(self, rows: Sequence[int], logits_BV: torch.Tensor) -> None:
         """Draw the next id of each row; rows with the same settings together."""
-        alike: dict[tuple[bool, float, int, float], list[int]] = {}
+        alike: dict[tuple[bool, float, int, float, float], list[int]] = {}
         for place, row in enumerate(rows):
             sampling = self._sampling[row]
-            settings = (self._turns[row].constrained, sampling.temperature, sampling.top_k, sampling.top_p)
-            alike.setdefault(settings, []).append(place)
+            cut = (sampling.top_k, sampling.top_p, sampling.min_p)
+            alike.setdefault((self._turns[row].constrained, sampling.temperature, *cut), []).append(place)
         for (constrained, *_), places in alike.items():
             chosen, sampling = [rows[place] for place in places], self._sampling[rows[places[0]]]
             own_BV = logits_BV if len(places) == len(rows) else logits_BV[places]

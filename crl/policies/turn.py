@@ -42,9 +42,11 @@ class Turn:
         constrained: whether it is one of the answers that the row may give.
     """
 
-    def __init__(self, room: int, answers: Answers | None, stop: StopStrings | None = None) -> None:
-        """`answers` None: free text, which `stop` may end."""
-        self.room, self._stop = room, stop
+    def __init__(
+        self, room: int, answers: Answers | None, stop: StopStrings | None = None, *, renormalized: bool = False
+    ) -> None:
+        """`answers` None: free text, which `stop` may end. `renormalized` as in :class:`Sampled`."""
+        self.room, self._stop, self._renormalized = room, stop, renormalized
         self.stop_reason: StopReason | None = None
         self._answers, self.constrained = answers, answers is not None
         self._ids: list[int] = []
@@ -93,11 +95,13 @@ class Turn:
         """The finished turn."""
         assert self.stop_reason is not None, "asked for before it ended"
         drawn = self._drawn if self.constrained else None
-        return Sampled(self._ids, self._logprobs, self.stop_reason, drawn, self._choices)
+        return Sampled(
+            self._ids, self._logprobs, self.stop_reason, drawn, self._choices, renormalized=self._renormalized
+        )
 
     def broken(self, error: str) -> Sampled:
         """The free turn as far as it came, with the reason code of what broke it."""
-        return Sampled(self._ids, self._logprobs, StopReason.length, error=error)
+        return Sampled(self._ids, self._logprobs, StopReason.length, error=error, renormalized=self._renormalized)
 
     def _append(self, index: int, logprob: float, *, drawn: int) -> None:
         self._ids.append(index)

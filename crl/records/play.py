@@ -20,6 +20,8 @@ _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
 )  # fmt: skip
 
+SAMPLER, SERVER, TRAINER = "sampler", "server", "trainer"
+"""Who computed the log-probabilities of a token record: see its column `logprobs_by`."""
 UNSCORED = "judge_"
 """How the reason code of an episode begins that was played to its end, and got no reward from its judge."""
 _BROKE = f"stop_reason = 'error' AND NOT starts_with(error, '{UNSCORED}')"
@@ -490,18 +492,23 @@ class Generation(Row):
     temperature: A[float, "sampling temperature; log-probabilities are of the scaled distribution"]
     token_ids: A[list[int], TOKENS, "whole sequence, prompt and observations included"]
     loss_mask: A[list[int], MASK, "1 where the model sampled the token, 0 where it read it or had no choice"]
-    logprobs: A[list[float], FLOATS, "behavior log-probability where the mask is 1 (before top-k / top-p), else 0"]
+    logprobs: A[list[float], FLOATS, "behavior log-probability where the mask is 1 (before any cut), else 0"]
     prompt: A[str, "text of the first prompt"]
     output: A[str, "text the model wrote: all turns of the sequence"]
     stop_reason: A[str, "why sampling ended"]
     choices: A[list[list[int]], CHOICES, "ids that each token with mask 1 was chosen from; none: the vocabulary"] = (
         dataclasses.field(default_factory=list)
     )
+    logprobs_by: A[
+        str, "sampler: as above; server: a server's own, of what its cut left; trainer: those of behavior_logprobs"
+    ] = SAMPLER
 
+    added: ClassVar[tuple[str, ...]] = ("logprobs_by",)
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
         filled=("generation_id", "stage", "stop_reason", "role", "kind"),
         sha256=("weights_digest",),
+        sets={"logprobs_by": (SAMPLER, SERVER)},
         rows={"temperature is positive": "isfinite(temperature) AND temperature > 0", **TOKEN_ROWS},
         between={
             "a token record of the actor is a sequence of one episode": (
@@ -523,6 +530,28 @@ class Generation(Row):
             "every token record of the extractor is accounted for": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN distillations d USING "
                 "(generation_id) WHERE g.kind IN ('distill', 'merge')"
+            ),
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BehaviorLogprobs(Row):
+    """Behavior log-probabilities of a token record whose own are a server's: before any cut, by its round's trainer."""
+
+    table: ClassVar[str] = "behavior_logprobs"
+    generation_id: A[str, "token record of the round"]
+    weights_digest: A[str, "digest of the weights that sampled it, which computed these"]
+    logprobs: A[list[float], FLOATS, "behavior log-probability where its mask is 1, else 0"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("generation_id",),
+        sha256=("weights_digest",),
+        rows={
+            "a token record has tokens": "len(logprobs) > 0",
+            "log-probabilities are finite and not positive": (
+                "isfinite(list_sum(logprobs)) AND list_max(logprobs) <= 1e-4"
             ),
         },
     )

@@ -20,13 +20,16 @@ from crl.records import (
     ROW_TYPE_BY_TABLE,
     ROW_TYPES,
     SYNTHETIC,
+    TRAINER,
     Approval,
     BankChange,
     BankEntry,
     BankSnapshot,
     BankText,
+    BehaviorLogprobs,
     Episode,
     Evaluation,
+    Generation,
     Row,
     schema_of,
 )
@@ -60,6 +63,15 @@ _COMPUTED: dict[type[Row], tuple[tuple[str, str, str, str], ...]] = {
     ),
     Evaluation: (_FIRST_ENTRY,),
 }  # fmt: skip
+
+# As stages read them (`crl.rounds.context.behaved`).
+_BEHAVED = """
+SELECT record.* REPLACE (
+    coalesce(computed.logprobs, record.logprobs) AS logprobs,
+    CASE WHEN computed.generation_id IS NULL THEN record.logprobs_by ELSE '{trainer}' END AS logprobs_by
+)
+FROM ({records}) AS record LEFT JOIN ({computed}) AS computed USING (round, generation_id)
+"""
 
 # The bank of every round: the rows of its base, and since then those of its changes, each until the entry's next one.
 _BANK = """
@@ -437,6 +449,7 @@ _MADE_OF = {
     **dict.fromkeys(("broken_games", "timings", "approvals"), "stages"),
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
     VALIDATIONS: "stages",
+    Generation.table: BehaviorLogprobs.table,
 }
 """What is read for what a query names."""
 
@@ -475,6 +488,9 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
         for row_type in ROW_TYPES
         if row_type not in _NOTED and row_type not in (BankEntry, BankText)
     }
+    if source.files(f"{BehaviorLogprobs.table}.parquet") is not None:
+        both = {"records": bodies[Generation.table], "computed": bodies[BehaviorLogprobs.table]}
+        bodies[Generation.table] = _BEHAVED.format(trainer=TRAINER, **both)
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
@@ -533,12 +549,12 @@ def _read(
         return _empty(listed)
     place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
     row_type = ROW_TYPE_BY_TABLE.get(table)
-    # Numbers of columns that files may lack are what they are by default; other columns are null.
+    # Numbers and words of columns that files may lack are what they are by default; other columns are null.
     added = [field for field in fields(row_type) if field.name in row_type.added] if row_type else []  # type: ignore[arg-type]
     own_columns = {name: identifier(name) for name in own} | {
-        each.name: f"coalesce({each.name}, {each.default}) AS {each.name}"
+        each.name: f"coalesce({each.name}, {each.default!r}) AS {each.name}"
         for each in added
-        if isinstance(each.default, int)
+        if isinstance(each.default, int | str)
     }
     chosen = ", ".join((place | own_columns)[name] for name, _ in listed)
     columns = [pair for pair in listed if pair[0] in own]

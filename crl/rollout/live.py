@@ -69,6 +69,8 @@ class LiveSequence:
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     choices: list[list[int]] = field(default_factory=list)
+    renormalized: bool = False
+    """As in `Sampled`, of any of its turns."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.token_ids)
@@ -93,6 +95,7 @@ class LiveSequence:
         self.loss_mask.extend(sampled.drawn if sampled.drawn is not None else [1] * len(sampled.token_ids))
         self.logprobs.extend(sampled.logprobs)
         self.choices.extend(sampled.choices)
+        self.renormalized |= sampled.renormalized
         return first, len(self.token_ids)
 
 

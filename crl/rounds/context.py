@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from crl.bank.changes import TableOf, open_snapshot
 from crl.bank.snapshot import Snapshot
@@ -18,7 +19,18 @@ from crl.config import Method
 from crl.errors import CrlError, EnvironmentBroken, RecordDamaged
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
-from crl.records import Generation, Metric, Row, rows_of, rows_with, schema_of, table_of
+from crl.records import (
+    SERVER,
+    TRAINER,
+    BehaviorLogprobs,
+    Generation,
+    Metric,
+    Row,
+    rows_of,
+    rows_with,
+    schema_of,
+    table_of,
+)
 from crl.rounds.bank_tables import tables_of
 from crl.rounds.provenance import Game, add_games, add_time, require_games
 from crl.rounds.stage import R, Recipe, Stage
@@ -121,7 +133,21 @@ class StageContext:
     def _joined(self, row_type: type[Row], places: Sequence[tuple[int, str]]) -> pa.Table:
         self.inputs.update(places)
         tables = [self._reader.read(*place, row_type) for place in places]
+        if row_type is Generation:
+            tables = [self._behaved(*place, table) for place, table in zip(places, tables, strict=True)]
         return pa.concat_tables(tables) if tables else schema_of(row_type).empty_table()
+
+    def _behaved(self, round_number: int, stage: str, generations: pa.Table) -> pa.Table:
+        """Token records with their behavior log-probabilities. Of its own round a stage has those that it declares."""
+        if not pc.any(pc.equal(generations["logprobs_by"], SERVER)).as_py():
+            return generations
+        names = self.recipe.behavior_stages(self.method, round_number, stage)
+        if round_number == self.round:
+            names = [name for name in names if any((each.stage, each.offset) == (name, 0) for each in self.stage.reads)]
+        if not names:
+            return generations
+        self.inputs.update((round_number, name) for name in names)
+        return behaved(generations, [self._reader.read(round_number, name, BehaviorLogprobs) for name in names])
 
     def metrics(self, name: str) -> dict[str, float]:
         """Metrics that a declared read recorded, by their names."""
@@ -234,6 +260,22 @@ class StageContext:
     def progress(self, done: int, total: int, **metrics: Any) -> None:
         """Tell whoever watches; never part of the record."""
         self._progress({"done": done, "total": total, **metrics})
+
+
+def behaved(generations: pa.Table, computed: Sequence[pa.Table]) -> pa.Table:
+    """Token records with the log-probabilities that stages computed for them (:class:`BehaviorLogprobs`) in place of
+    their server's; all others as they are."""
+    rows = pa.concat_tables(computed)
+    places = pc.index_in(generations["generation_id"], value_set=rows["generation_id"].combine_chunks())
+    own, by = generations["logprobs"].combine_chunks(), generations["logprobs_by"]
+    columns = {
+        "logprobs": pc.coalesce(rows["logprobs"].combine_chunks().take(places.combine_chunks()), own),
+        "logprobs_by": pc.if_else(pc.is_valid(places), TRAINER, by),
+    }
+    for name, column in columns.items():
+        index = generations.schema.get_field_index(name)
+        generations = generations.set_column(index, generations.schema.field(name), column)
+    return generations
 
 
 _HELD_BYTES, _HELD_TABLES = 64 * 10**6, 160

@@ -47,7 +47,7 @@ def guarded(recipe: Recipe, method: Method) -> Recipe:
     def watched(stage: Stage) -> Stage:
         if stage.name == HEALTH:
             return replace(stage, reads=(*stage.reads, *evaluated))
-        if stage.update and stage.run is not None and method.on_collapse == "fall_back":
+        if Weights in stage.writes and stage.run is not None and method.on_collapse == "fall_back":
             return replace(stage, run=partial(_update, run=stage.run), reads=(*stage.reads, decided))
         return stage
 

@@ -15,6 +15,7 @@ from crl.errors import BadInput
 from crl.paths import quoted
 from crl.records import rows_of
 from crl.rounds.bank_tables import publishing_stage, tables_of
+from crl.rounds.behavior import with_behavior
 from crl.rounds.draws import with_draws
 from crl.rounds.fall_back import guarded
 from crl.rounds.judge_stages import with_judge
@@ -35,7 +36,8 @@ def recipe_of(method: Method) -> Recipe:
             expected="module:function, a function that takes a Method and returns a Recipe",
             where="BUILDER of its config class",
         ) from error
-    recipe = guarded(with_draws(with_judge(builder(method), method), method), method)
+    recipe = with_draws(with_judge(builder(method), method), method)
+    recipe = guarded(with_behavior(recipe, method), method)
     bring(recipe.row_types)
     return recipe
 

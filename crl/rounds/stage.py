@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
-from crl.records import BankSnapshot, Row, Weights
+from crl.records import BankSnapshot, BehaviorLogprobs, Generation, Row, Weights
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -114,6 +114,8 @@ class Stage:
     """Role whose model it needs; None needs no language model."""
     update: bool = False
     """Whether it has a trainer: it then runs on every rank of the role's engine."""
+    untrained: bool = False
+    """Whether nothing that it samples is ever trained, though what it writes is read where samples are made."""
     second_track: bool = False
     """Whether it may run beside the first track of the round after. Within a round the first track comes first."""
     due: Callable[[Method, int], bool] = always
@@ -168,6 +170,8 @@ class Recipe:
     """Which texts it tried in a round; read likewise."""
 
     def __post_init__(self) -> None:
+        if Generation in self.recalls:  # with them come their behavior log-probabilities
+            object.__setattr__(self, "recalls", tuple(dict.fromkeys((*self.recalls, BehaviorLogprobs))))
         object.__setattr__(self, "preparation", in_order(self.preparation))
         object.__setattr__(self, "stages", in_order(self.stages))
         for listed in (self.preparation, self.stages):
@@ -216,6 +220,14 @@ class Recipe:
             (number, name)
             for number, name in self.draws(method, *place)
             if number < round_number or follows(stage.name, place[1], name)
+        ]
+
+    def behavior_stages(self, method: Method, round_number: int, stage: str) -> list[str]:
+        """Stages of a round that write behavior log-probabilities of what a stage sampled in it (`behavior.py`)."""
+        return [
+            each.name
+            for each in self.stages_of(method, round_number)
+            if BehaviorLogprobs in each.writes and (round_number, stage) in self.inputs(method, round_number, each)
         ]
 
     def inputs(self, method: Method, round_number: int, stage: Stage) -> list[tuple[int, str]]:

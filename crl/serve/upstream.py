@@ -84,7 +84,7 @@ class Upstream:
                 "messages": as_messages(with_text(request.messages, conversation.shown)),
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
-                **({"top_k": sampling.top_k} if sampling.top_k else {}),
+                **{name: cut for name in ("top_k", "min_p") if (cut := getattr(sampling, name))},
                 "max_tokens": sampling.max_new_tokens,
                 **({"stop": sampling.stop_strings} if sampling.stop_strings else {}),
                 **({"seed": request.settings.seed} if request.settings.seed is not None else {}),

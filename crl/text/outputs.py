@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from crl.config import PromptConfig, RoleConfig, SamplingConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat, Policy, Sampled, StopReason
-from crl.records import Generation
+from crl.records import SAMPLER, SERVER, Generation
 from crl.text.unicode import valid_text
 
 Messages = list[dict[str, str]]
@@ -199,10 +199,11 @@ def token_record(
     prompt_ids: list[int] = []
     new_ids: list[int] = []
     logprobs: list[float] = []
-    stop_reason = StopReason.context_limit
+    by, stop_reason = SAMPLER, StopReason.context_limit
     if output.sampled is not None:
         prompt_ids, new_ids = list(output.prompt.token_ids or []), list(output.sampled.token_ids)
         logprobs, stop_reason = list(output.sampled.logprobs), output.sampled.stop_reason
+        by = SERVER if output.sampled.renormalized else SAMPLER
     return Generation(
         generation_id=generation_id,
         round=round,
@@ -214,6 +215,7 @@ def token_record(
         token_ids=prompt_ids + new_ids,
         loss_mask=[0] * len(prompt_ids) + [1] * len(new_ids),
         logprobs=[0.0] * len(prompt_ids) + logprobs,
+        logprobs_by=by,
         prompt=prompt_text(output.prompt.messages),
         output=output.text,
         stop_reason=stop_reason.value,

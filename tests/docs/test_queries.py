@@ -357,7 +357,7 @@ def test_the_made_up_run_fills_every_table(rows: Rows) -> None:
     of_switches = {  # of settings that are off by default; no question of the page is about them
         "questions", "stripped_contexts", "success_rates", "critiques", "use_rewards", "entry_usefulness",
         "resemblances", "raw_rewards", "trials", "trial_results", "text_effects", "suppressions", "candidate_utilities",
-        "verdicts", "teacher_contexts", "teacher_logprobs",
+        "verdicts", "teacher_contexts", "teacher_logprobs", "behavior_logprobs",
     }  # fmt: skip
     assert empty <= {"bank_texts", "approvals", "imported_entries", "samples"} | of_switches
     assert {row.kind for row in rows["bank_events"]} >= {"import", "add", "update", "merge", "drop", "evict"}

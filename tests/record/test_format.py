@@ -45,7 +45,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "catalog": write_catalog,
     "export": lambda path: gather(path, None),
 }
-NEW_TABLES = {"verdicts", "teacher_contexts", "teacher_logprobs"}
+NEW_TABLES = {"verdicts", "teacher_contexts", "teacher_logprobs", "behavior_logprobs"}
 """Tables that came within a format."""
 COMMANDS = (
     ["status"], ["verify"], ["mend"], ["resume"], ["redo", "--from", "0001/consolidate"], ["sql", "FROM episodes"],

@@ -253,7 +253,7 @@ class DreamGymConfig(RecipeConfig):
     def roles(self) -> Mapping[str, RoleUse]:
         """An actor that plays, an experience model that answers it, perhaps a teacher that explains transitions."""
         batch = self.predict.batch
-        uses = {ACTOR: RoleUse(multi_turn=True), EXPERIENCE: RoleUse(batch=batch)}
+        uses = {ACTOR: RoleUse(multi_turn=True), EXPERIENCE: RoleUse(on_policy=False, batch=batch)}
         if self.fit.reasoning == "teacher":
             uses[TEACHER] = RoleUse(trained=False, batch=batch)
         return uses

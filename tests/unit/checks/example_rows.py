@@ -291,6 +291,11 @@ def teach() -> dict[type[Row], list[Row]]:
     return {r.TeacherLogprobs: rows}
 
 
+def behavior() -> dict[type[Row], list[Row]]:
+    """Of a sequence whose own log-probabilities are a server's."""
+    return {r.BehaviorLogprobs: [r.BehaviorLogprobs(generation_id="g0", weights_digest=SHA, logprobs=[0.0, -0.5])]}
+
+
 def critique() -> dict[type[Row], list[Row]]:
     """The actor-critic: two experiences accepted, one rejected, one verdict that is none."""
     verdicts = (("accept", 1.0), ("refine", 0.5), ("reject", 0.0), ("malformed", None))
@@ -416,6 +421,7 @@ STAGES = (
     collect,
     asking,
     teach,
+    behavior,
     judged,
     distill,
     approve,

@@ -252,6 +252,8 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.teach, r.TeacherLogprobs, 0, {"teacher_logprobs": [0.5, -0.5]}, "finite and not positive"),
     (examples.teach, r.TeacherLogprobs, 1, {"teacher_logprobs": [-0.5]}, "none where there is a reason"),
     (examples.teach, r.TeacherLogprobs, 0, {"top_ids": [[1, 2]]}, "likeliest ids are those of every token"),
+    (examples.behavior, r.BehaviorLogprobs, 0, {"logprobs": [0.0, 0.5]}, "finite and not positive"),
+    (examples.behavior, r.BehaviorLogprobs, 0, {"logprobs": []}, "a token record has tokens"),
     (examples.credit, r.Sample, 2, {"teacher_logprobs": []}, "of every trained token of reverse_kl"),
     (examples.credit, r.Sample, 2, {"top_ids": []}, "likeliest ids are those of every trained token"),
     (examples.reward, r.CandidateUtility, 0, {"utility": 1.5}, "utility"),

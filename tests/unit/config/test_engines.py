@@ -38,8 +38,6 @@ def test_what_samples_is_a_matter_of_the_method_and_where_it_is_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "where", "said"),
     [
-        ({"method.roles.actor.sampling.top_p": 0.99}, "method.roles.actor.sampling.top_p", "before it"),
-        ({"method.roles.actor.sampling.top_k": 100}, "method.roles.actor.sampling.top_k", "before it"),
         ({"method.roles.actor.sampling.temperature": 0.005}, "method.roles.actor.sampling.temperature", "0.01"),
         ({"method.evaluation.temperature": 0.001}, "method.evaluation.temperature", "0.01"),
         ({"method.roles.actor.model": "endpoint:x"}, "method.roles.actor.model", "with the engine openai"),
@@ -51,8 +49,27 @@ def test_vllm_refuses_what_it_cannot_do_exactly(changes: dict[str, Any], where: 
     assert raised.value.where == where and said in str(raised.value)
 
 
-def test_an_evaluation_may_cut_where_training_may_not() -> None:
-    """Nothing is trained on it, so what vLLM says of the probabilities behind a cut does not matter."""
+@pytest.mark.parametrize("cut", [{"top_p": 0.99}, {"top_k": 100}, {"min_p": 0.05}], ids=str)
+def test_where_vllm_cuts_in_training_its_log_probabilities_are_not_those_of_the_whole(cut: dict[str, Any]) -> None:
+    both = {"method.roles.actor.engine": "vllm", "method.roles.extractor.engine": "vllm"}
+    made = experiment(**both, **{"method.roles.actor.sampling": {"max_new_tokens": 4, **cut}}).method
+    assert made.renormalized() == ("actor",)
+    assert experiment(**{"method.roles.actor.sampling": cut}).method.renormalized() == ()
+    assert experiment(**both, **{"method.evaluation.sampling": cut}).method.renormalized() == ()
+    assert experiment(**both, **{"method.families.0.sampling": cut}).method.renormalized() == ("actor",)
+    frozen = {**both, **FROZEN, "method.roles.extractor.engine": "vllm", "method.roles.extractor.model": "tiny"}
+    assert experiment(**frozen, **{"method.roles.extractor.sampling": cut}).method.renormalized() == ()
+
+
+def test_settings_without_a_cut_are_those_of_before() -> None:
+    sampling = experiment().method.role("actor").sampling
+    assert not sampling.cuts and "min_p" not in sampling.model_dump()
+    assert (
+        "min_p" in experiment(**{"method.roles.actor.sampling.min_p": 0.1}).method.role("actor").sampling.model_dump()
+    )
+
+
+def test_an_evaluation_may_cut() -> None:
     cut = {"method.evaluation.sampling": {"top_p": 0.8, "top_k": 20}}
     found = experiment(**VLLM, **cut).method.evaluation_sampling("actor", "lake")
     assert (found.top_p, found.top_k) == (0.8, 20)
@@ -74,6 +91,7 @@ def test_an_evaluation_may_cut_where_training_may_not() -> None:
         ({"method.recipe.kind": "complementary"}, "method.roles.extractor.engine", "the weights are not here"),
         ({"method.roles.extractor.model": "tiny"}, "method.roles.extractor.model", "endpoint:<name>"),
         ({"method.roles.extractor.sampling.top_k": 9}, "method.roles.extractor.sampling.top_k", "top_k 0"),
+        ({"method.roles.extractor.sampling.min_p": 0.1}, "method.roles.extractor.sampling.min_p", "min_p 0"),
         (
             {"method.roles.extractor.sampling.stop_strings": ["."]},
             "method.roles.extractor.sampling.stop_strings",

@@ -19,7 +19,7 @@ SAME = {
     "GRPOConfig": {
         "seed", "learning_rate", "warmup_steps", "weight_decay", "lr_scheduler_type", "max_grad_norm", "num_iterations",
         "epsilon", "epsilon_high", "beta", "loss_type", "entropy_coef", "max_completion_length",
-        "importance_sampling_level", "scale_rewards", "temperature", "top_p",
+        "importance_sampling_level", "scale_rewards", "temperature", "top_p", "min_p",
         "top_k", "num_train_epochs", "gradient_checkpointing", "save_total_limit", "vllm_gpu_memory_utilization",
         "vllm_tensor_parallel_size", "chat_template_kwargs",
     },

@@ -26,19 +26,21 @@ def _draw(logits, uniforms, **sampling):
     size=st.integers(2, 60),
     top_k=st.integers(0, 70),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
 )
-def test_against_independent_arithmetic(seed, size, top_k, top_p, temperature):
+def test_against_independent_arithmetic(seed, size, top_k, top_p, min_p, temperature):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, (5, size)).astype(np.float32)
     uniforms = rng.random(5)
-    ids, logprobs = _draw(logits, uniforms, top_k=top_k, top_p=top_p, temperature=temperature)
+    ids, logprobs = _draw(logits, uniforms, top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
     for row in range(5):
         scaled = logits[row].astype(np.float64) / temperature
         full = np.exp(scaled - scaled.max())
         full /= full.sum()
         order = np.argsort(-full)
-        kept = order[: top_k or size]
+        likely = [index for index in order if full[index] >= min_p * full.max() * (1 - 1e-6)]
+        kept = order[: min(top_k or size, len(likely))]
         mass = full[kept] / full[kept].sum()
         kept = kept[: 1 + int((np.cumsum(mass) < top_p).sum())]
         cut = np.zeros(size)

@@ -279,8 +279,9 @@ def test_an_id_that_was_not_allowed_is_an_engine_that_died(fake: FakeVllm) -> No
 
 
 def test_a_cut_is_asked_for_where_it_is_set(fake: FakeVllm) -> None:
-    """Evaluations may cut; log-probabilities of what is trained are of the whole distribution."""
-    session(fake).sample([0], SAMPLING)
-    session(fake).sample([0], SAMPLING.model_copy(update={"top_p": 0.8, "top_k": 20}))
+    whole = session(fake).sample([0], SAMPLING)
+    left = session(fake).sample([0], SAMPLING.model_copy(update={"top_p": 0.8, "top_k": 20, "min_p": 0.05}))
     plain, cut = (body["sampling_params"] for body in fake.asked(GENERATE))
-    assert not {"top_p", "top_k"} & plain.keys() and (cut["top_p"], cut["top_k"]) == (0.8, 20)
+    assert not {"top_p", "top_k", "min_p"} & plain.keys()
+    assert (cut["top_p"], cut["top_k"], cut["min_p"]) == (0.8, 20, 0.05)
+    assert left[0].renormalized and not whole[0].renormalized, "the server's log-probabilities are of what is left"

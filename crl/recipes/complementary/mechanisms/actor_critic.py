@@ -60,6 +60,7 @@ class ActorCritic(Mechanism):
                 name=CRITIQUE,
                 reads=(Read("plan"), at.played, at.weights(ACTOR, 1), *before),
                 writes=(Critique, Generation, SuccessRate),
+                untrained=True,
                 role=ACTOR,
                 parts=count_parts,
                 run_part=critique_part,

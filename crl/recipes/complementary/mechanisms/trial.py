@@ -142,6 +142,7 @@ class AdmissionByTrial(Mechanism):
                     *when(config_of(method).bank.proven is not None, Read("credit", -1, SCORES)),
                 ),
                 writes=(Trial, TrialResult, Episode, Turn, Generation),
+                untrained=True,
                 role=ACTOR,
                 due=at.changes_bank,
             ),
