@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from crl.errors import FrozenMethodChanged, RecordDamaged
+from crl.run.files import hash_soon
+from crl.run.tensors import layout_of, write_tensors
 
 ENGINE_DIRECTORY = "deepspeed"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -40,6 +42,7 @@ def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path)
     # peft would otherwise look for the base model's config on the hub to see whether its vocabulary grew.
     options: dict[str, Any] = {"save_embedding_layers": False} if adapter else {}
     model.save_pretrained(directory, state_dict=dict(state), **options)
+    hash_soon(directory.glob("*.safetensors"))
     if adapter:
         (directory / "README.md").unlink(missing_ok=True)
         path = directory / ADAPTER_CONFIG
@@ -71,15 +74,15 @@ def _state_file(directory: Path, rank: int) -> Path:
 
 def save_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int) -> None:
     """Write this rank's optimizer state: one tensor per part and state name. `parts` are what the optimizer steps."""
+    path = _state_file(directory, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{index:05d}.{name}": value.detach().cpu().contiguous()
+        f"{index:05d}.{name}": value
         for index, part in enumerate(parts)
         for name, value in optimizer.state.get(part, {}).items()
         if isinstance(value, torch.Tensor)
     }
-    path = _state_file(directory, rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    write_tensors(path, {name: layout_of(value) for name, value in tensors.items()}, tensors.__getitem__)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int) -> None:

@@ -16,7 +16,8 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,21 +80,44 @@ def in_words(sha256: str) -> str:
 OF_NOTHING = sha256_bytes(b"")
 EMPTY = "nothing: the file is empty"
 _MOST_HASHED = 256
-_hashed: dict[Path, tuple[list[int], str]] = {}
+_LARGE = 1 << 20
+"""Bytes of a file from which another thread takes less time than it costs."""
+_hashed: dict[Path, tuple[list[int], Callable[[], str]]] = {}
 
 
 def sha256_once(path: Path) -> str:
-    """As :func:`sha256_file`, for a file that is hashed twice on its way into the record: a checkpoint of 28 GB is read
-    once. It is read again where its size, times or inode changed in between; a third time it is read in any case."""
-    known = path.stat()
-    marks = [known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino]
-    before, digest = _hashed.pop(path, (None, ""))
+    """As :func:`sha256_file`, for a file that is asked for twice on its way into the record: a checkpoint of 28 GB is
+    read once, or not at all (:func:`remember`). It is read again where its size, times or inode changed in between."""
+    marks = _marks(path)
+    before, digest = _hashed.get(path, (None, str))
     if before != marks:
-        digest = sha256_file(path)
-        _hashed[path] = marks, digest
-        if len(_hashed) > _MOST_HASHED:  # most files are hashed once
-            _hashed.pop(next(iter(_hashed)))
-    return digest
+        found = sha256_file(path)
+        remember(path, found, marks)
+        return found
+    return digest()
+
+
+def remember(path: Path, digest: str | Callable[[], str], marks: list[int] | None = None) -> None:
+    """What :func:`sha256_once` is to say of a file as it is (or was): its digest, or what waits for that."""
+    _hashed.pop(path, None)  # the latest are kept
+    _hashed[path] = marks or _marks(path), digest if callable(digest) else lambda: digest
+    if len(_hashed) > _MOST_HASHED:  # most files are hashed once
+        _hashed.pop(next(iter(_hashed)))
+
+
+def hash_soon(paths: Iterable[Path]) -> None:
+    """Have threads hash large files that are whole, while the caller goes on: to write others, or to sync them."""
+    paths = [path for path in paths if path not in _hashed and path.stat().st_size >= _LARGE]
+    if paths:
+        threads = ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1))
+        for path in paths:
+            remember(path, threads.submit(sha256_file, path).result)
+        threads.shutdown(wait=False)
+
+
+def _marks(path: Path) -> list[int]:
+    known = path.stat()
+    return [known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino]
 
 
 def mending(run_path: Path) -> str:

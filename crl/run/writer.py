@@ -29,6 +29,7 @@ from crl.run.files import (
     disk_full,
     fsync,
     fsync_tree,
+    hash_soon,
     remove,
     sha256_bytes,
     sha256_once,
@@ -133,6 +134,7 @@ class StageWriter:
         """
         with disk_errors(self._target), self._stale_if_swept():
             digests = dict(inputs) if isinstance(inputs, Mapping) else self._digests_of(inputs)
+            hash_soon(path for path in self._temporary.rglob("*") if path.is_file() and not path.is_symlink())
             fsync_tree(self._temporary)
             for name in sorted({parent for file in self._shared for parent in PurePosixPath(file).parents}):
                 fsync(self.run_path / name)  # sharing may have made `bank/` and what is in it
