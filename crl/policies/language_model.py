@@ -96,19 +96,19 @@ class LanguagePolicy:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
 
         Returns False, and changes nothing, where they are not exactly this model's tensors (others, another shape), or
-        are an adapter of another kind than `_additions` reads. Sessions that
+        are an adapter of another kind than `additions` reads. Sessions that
         are open may not be used any more.
         """
         adapted = (directory / "adapter_config.json").is_file()
-        tensors = _tensors(self._base or directory if adapted else directory)
+        tensors = tensors_of(self._base or directory if adapted else directory)
         own = dict(self.model.named_parameters())
         if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
             return False
-        added = _additions(directory, tensors) if adapted else {}
+        added = additions(directory, tensors) if adapted else {}
         if added is None:
             return False
         for name, parameter in own.items():
-            parameter.data.copy_(_sum(tensors[name], added.get(name)))
+            parameter.data.copy_(summed(tensors[name], added.get(name)))
         return True
 
     def close(self) -> None:
@@ -192,15 +192,15 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype 
     if checkpoint is None:
         return _load(model_path, model_path, dtype)
     if (checkpoint / "adapter_config.json").is_file():
-        tensors = _tensors(model_path)
-        added = _additions(checkpoint, tensors)
+        tensors = tensors_of(model_path)
+        added = additions(checkpoint, tensors)
         if added is not None:  # weight by weight: a whole float32 base would take twice the memory of most files
             model = _load(model_path, model_path, dtype)
             parameters = dict(model.named_parameters())
             if added.keys() <= parameters.keys():
                 for name, addition in added.items():
                     held = parameters[name].data  # the file's own numbers, unless they were rounded to another type
-                    held.copy_(_sum(held if held.dtype == tensors[name].dtype else tensors[name], addition))
+                    held.copy_(summed(held if held.dtype == tensors[name].dtype else tensors[name], addition))
                 return model
         from peft import PeftModel
 
@@ -261,17 +261,17 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype | Literal["auto"]
     return model
 
 
-def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
     """All tensors of a model directory by name, mapped from its files."""
     return {name: each for file in sorted(directory.glob("*.safetensors")) for name, each in load_file(file).items()}
 
 
-def _sum(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:
+def summed(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:
     """Added in float32: in bfloat16 a small update would be rounded away against the weight."""
     return weight if addition is None else weight.float() + addition()
 
 
-def _additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]] | None:
+def additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]] | None:
     """What makes the float32 matrix that a LoRA adapter adds to each weight, by the weight's name, as peft merges it.
 
     Without a peft model: W + (alpha / r) B A (Hu et al. 2021, arXiv 2106.09685, section 4.1).
