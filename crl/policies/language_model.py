@@ -268,7 +268,7 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
 
 def summed(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:
     """Added in float32: in bfloat16 a small update would be rounded away against the weight."""
-    return weight if addition is None else weight.float() + addition()
+    return weight if addition is None else addition().add_(weight)
 
 
 def additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]] | None:
@@ -300,4 +300,4 @@ def _is_plain(config: Mapping[str, Any]) -> bool:
 
 def _product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     # Clones: the last digits of a product can depend on where a file's mapping begins.
-    return b.float().clone() @ a.float().clone() * scale
+    return (b.float().clone() @ a.float().clone()).mul_(scale)

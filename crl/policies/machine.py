@@ -22,14 +22,13 @@ PASS_TOKENS = 4096
 """Most tokens of one pass (`session`): bounds the memory of activations."""
 
 _SMALL = 64 * 2**20
-"""Weights of all roles in float32; about five times as much is then held. Freeing a model is expensive, however small:
-a collection goes through every object of torch, transformers and DeepSpeed (0.4 s), most of a round of a miniature."""
-_ADAPTED = 640 * 2**20
-"""The same where all roles learn adapters, in one engine on a CPU: what stays in addition is a sampling copy, and
-weights that are mapped from the same file as those of the other trainer."""
-_SHARE = 16
-"""They are at most this part of the memory then: SmolLM2-135M makes room where there are 8 GB, and stays where there
-are 16."""
+"""Weights of all roles in float32 that stay on any machine; about five times as much is then held. Freeing a model is
+expensive, however small: a collection goes through every object of torch, transformers and DeepSpeed (0.4 s), most of a
+round of a miniature."""
+_SHARE = {"adapters": 16, "whole": 32}
+"""On a CPU they are at most this part of the memory, by what is trained. Of adapters, sampling copies and bases that
+are mapped from one file stay: of SmolLM2-135M where there are 16 GB. Of whole weights it is ten times as much (two
+trainers with moments and ZeRO's copy, two sampling copies): where there are 24."""
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 """A container's limit in bytes, or `max`."""
 
@@ -135,9 +134,10 @@ def replaced(method: Method) -> str | None:
 
 def all_stay(method: Method, float32_bytes: int, *, on_gpu: bool) -> bool:
     """Whether all models of a run stay in memory, of so many bytes in float32; none makes room for another then."""
-    adapted = all(method.role(role).lora is not None for role in method.trained())
-    most = min(_ADAPTED, _memory() // _SHARE) if adapted and not on_gpu and not method.overlap else _SMALL
-    return float32_bytes <= max(_SMALL, most)
+    whole = any(method.role(role).lora is None for role in method.trained())
+    # Two tracks have an engine each.
+    most = _memory() // (_SHARE["whole" if whole else "adapters"] * (2 if method.overlap else 1))
+    return float32_bytes <= max(_SMALL, 0 if on_gpu else most)
 
 
 def _memory() -> int:
