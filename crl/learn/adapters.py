@@ -6,8 +6,9 @@ import copy
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,63 @@ def with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: 
         if isinstance(module, peft.tuners.lora.layer.ParamWrapper):  # it adds to the weight in the weight's own type
             module.get_param().data = module.get_param().float()
     return adapted
+
+
+def add_in_place(model: nn.Module) -> None:
+    """Have plain LoRA layers of a model add to what their base computes, on a CPU without autocast.
+
+    peft's own forward pass makes three tensors of the size of the output more, and its backward pass two. Nothing is
+    multiplied otherwise; sums may be taken in another order. Not under ZeRO-3, which gathers weights for the modules.
+    """
+    from peft.tuners.lora.layer import Linear
+
+    for layer in model.modules():
+        if type(layer) is Linear and not layer.lora_variant and type(layer.base_layer) is nn.Linear:
+            layer.forward = partial(_adapted, layer, layer.forward)  # type: ignore[method-assign]
+
+
+def _adapted(layer: Any, otherwise: Callable[..., torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    if layer.disable_adapters or layer.merged or inputs.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return otherwise(inputs)
+    (name,) = layer.active_adapters
+    parts = layer.base_layer.weight, layer.base_layer.bias, layer.lora_A[name].weight, layer.lora_B[name].weight
+    if any(each is not None and each.dtype != inputs.dtype for each in parts[2:]):
+        return otherwise(inputs)
+    return _Adapted.apply(inputs, *parts, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Adapted(torch.autograd.Function):
+    """x W^T + b + s x A^T B^T; W is frozen, and widened while it is multiplied with (:mod:`crl.learn.frozen`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        a_RI: torch.Tensor,
+        b_OR: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        low_NR = inputs.reshape(-1, inputs.shape[-1]) @ a_RI.T
+        found = nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
+        found.view(-1, found.shape[-1]).addmm_(low_NR, b_OR.T, alpha=scale)
+        ctx.save_for_backward(inputs, weight, a_RI, b_OR, low_NR)
+        ctx.scale = scale
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        inputs, weight, a_RI, b_OR, low_NR = ctx.saved_tensors
+        grad_NO = grad.reshape(-1, grad.shape[-1])
+        to_low_NR = (grad_NO @ b_OR).mul_(ctx.scale)
+        to_a_RI = to_low_NR.T @ inputs.reshape(-1, inputs.shape[-1])
+        to_b_OR = (grad_NO.T @ low_NR).mul_(ctx.scale)
+        to_inputs = None
+        if ctx.needs_input_grad[0]:
+            to_inputs = (grad_NO @ weight.to(grad.dtype)).addmm_(to_low_NR, a_RI).view(inputs.shape)
+        return to_inputs, None, None, to_a_RI, to_b_OR, None
 
 
 def adapted_by(model: nn.Module, idle: Collection[str] = ()) -> Adapted:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from crl.config import LoraConfig
-from crl.learn.adapters import adapted_by
+from crl.learn.adapters import adapted_by, add_in_place
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import load_trainable
 from crl.policies import resolve_model
@@ -56,3 +58,34 @@ def test_what_is_named_is_adapted_and_nothing_else(tmp_path: Path) -> None:
     assert {name for name, each in model.named_parameters() if each.requires_grad and "q_proj" not in name} == set()
     assert "model.layers.*.mlp.experts.gate_up_proj" in list(found.frozen)[:1], "the largest first"
     assert found.idle == ["model.layers.*.self_attn.q_proj.lora_A.default.weight"]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_adding_in_place_computes_what_peft_computes(kind: str, narrow: bool, tmp_path: Path) -> None:
+    write_small(kind, tmp_path, resolve_model("tiny").path, 512)
+    if narrow:
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    found = []
+    for own in (False, True):
+        model = load_trainable(tmp_path, None, lora=LoraConfig(r=4, lora_alpha=6.0), source="base", seed=0)
+        torch.manual_seed(1)
+        for name, each in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(each, std=0.1)
+        if own:
+            add_in_place(model)
+        with torch.profiler.profile() as made:
+            logits = model(torch.arange(2, 26).view(2, 12), use_cache=False).logits
+        logits.double().square().mean().backward()
+        grads = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+        with torch.no_grad(), model.disable_adapter():
+            base = model(torch.arange(2, 26).view(2, 12), use_cache=False).logits
+        found.append((logits.detach(), grads, base, len(made.events())))
+    (logits, grads, base, steps), (own_logits, own_grads, own_base, own_steps) = found
+    assert torch.equal(base, own_base) and not torch.allclose(base, logits, atol=1e-3)
+    torch.testing.assert_close(own_logits, logits, rtol=1e-5, atol=1e-6)
+    assert own_steps < steps, "it is another way"
+    for name, each in grads.items():
+        torch.testing.assert_close(own_grads[name], each, rtol=1e-4, atol=1e-5 * float(each.abs().max()))
+        assert each.abs().max() > 0, name
