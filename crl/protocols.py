@@ -654,7 +654,7 @@ class Services(Protocol):
         """The role's trainer standing at the weights of a row, optimizer state included."""
 
     def trained(self, role: str, weights: Weights) -> None:
-        """Say that the trainer of a role has reached the weights of a new row."""
+        """Say that the trainer of a role has reached the weights of a new row; every rank does, rank 0 with the row."""
 
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder (role `embedder`)."""

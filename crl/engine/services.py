@@ -1,11 +1,12 @@
 """What the engine lends its stages: environments, policies, trainers, the embedder. All of it is cache.
 
-At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
-state is several times its model, so at most one is held, no sampling copy of its role beside it, and none on a GPU when
-a server starts there; of small models (`policies.machine.all_stay`) both trainers stay, and new weights are read into
-the living copy. The frozen base of several roles (`frozen_base`) stays, unless such a server starts. A trainer that a
-stage asked for counts as dirty until the stage says which update it has reached (`trained`); a stage that failed in
-between never hands on half an update.
+At most one set of weights per role is held: those of the next round replace those of the last. A trainer stays from
+round to round. Its optimizer state is several times its model, so at most one is held, no sampling copy of its role
+beside it, and none on a GPU when a server starts there: then it rests in the machine's memory, if it can. Where there
+is room (`policies.machine.all_stay`) both trainers stay, and new weights are read into the living copy. The frozen base
+of several roles (`frozen_base`) stays, unless such a server starts. A trainer that a stage asked for counts as dirty
+until the stage says which update it has reached (`trained`); a stage that failed in between never hands on half an
+update.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class EngineServices:
         from crl.policies.machine import gpu_count
 
         if gpu_count() and not self._all_small():
-            self._drop_trainers([role for role, (digest, _) in self._trainers.items() if digest])
+            self._set_aside([role for role, (digest, _) in self._trainers.items() if digest])
             self._frozen.clear()  # no role of theirs is sampled from here: the engine is the base's
             _collect()
 
@@ -150,11 +151,14 @@ class EngineServices:
     def trainer(self, role: str, weights: Weights) -> Trainer:
         """The role's trainer standing at the weights of a row, optimizer state included."""
         held = self._trainers.get(role)
+        small = self._all_small()
+        if not small:  # on a base that others stand on as well, one has hardly more than an adapter
+            self._set_aside([each for each in self._trainers if each != role and self._method.base(each) is None])
         if held is not None and held[0] == weights.weights_digest:
             trainer = held[1]
+            trainer.wake()
         else:
-            small = self._all_small()
-            self._drop_trainers([role] if small else list(self._trainers))
+            self._drop_trainers([role])
             # These weights are about to change: the sampling copy would only take room.
             copies = [name for name in self._policies if self._method.owner(name) == role]
             if not small and copies:
@@ -169,12 +173,14 @@ class EngineServices:
         return trainer
 
     def trained(self, role: str, weights: Weights) -> None:
-        """Say that the trainer of a role has reached the weights of a new row: the next round continues from them."""
+        """Say that the trainer of a role has reached the weights of a new row: the next round continues from them.
+
+        Every rank must say so; the row that counts is that of rank 0, which alone makes one.
+        """
         if role not in self._trainers:
             raise AssertionError(f"no trainer of {role} is lent out")
-        # With several ranks every rank must build its trainer at the same time, and only rank 0 learns of this row.
-        if self.world_size == 1:
-            self._trainers[role] = (weights.weights_digest, self._trainers[role][1])
+        trainer = self._trainers[role][1]
+        self._trainers[role] = (trainer.from_first(weights.weights_digest), trainer)
 
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder; a name without files is its own digest."""
@@ -237,12 +243,13 @@ class EngineServices:
 
             self._embedder = None
             load_embedder.cache_clear()  # it keeps one per process
-        self._drop_trainers(list(self._trainers))
+        self._set_aside(list(self._trainers))
         self._frozen.clear()
         _collect()
 
     def close(self) -> None:
         """Free everything."""
+        self._drop_trainers(list(self._trainers))
         self.release()
         self._close_environments()
 
@@ -368,6 +375,13 @@ class EngineServices:
 
         size = 4 * sum(parameters(path) for path in {self.model_path(role) for role in self._method.owners()})
         return all_stay(self._method, size, on_gpu=gpu_count() > 0)
+
+    def _set_aside(self, roles: Sequence[str]) -> None:
+        """Have trainers leave the GPU, or the memory of a machine without one."""
+        from crl.policies.machine import gpu_count
+
+        stay = [role for role in roles if gpu_count() and self._trainers[role][0] and self._trainers[role][1].rest()]
+        self._drop_trainers([role for role in roles if role not in stay])
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:
         for role in roles:

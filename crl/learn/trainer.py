@@ -17,6 +17,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
@@ -113,6 +114,8 @@ class Trainer:
         self._engine = require_deepspeed(engine)
         self._parts = self._stepped_tensors(trainable)
         self._model_path = model_path
+        self._shares_base = base is not None
+        self._rests = False
         self._reference: Reference | None = None
         self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
         self._updates = 0
@@ -436,6 +439,56 @@ class Trainer:
             checkpoints.save_optimizer(self._optimizer, self._parts, directory, self._ranks.rank)
         if self._ranks.size > 1:
             dist.barrier()
+
+    def rest(self) -> bool:
+        """Move everything that it holds into the machine's memory, pinned, until :meth:`wake`; on every rank.
+
+        False, and nothing is moved, where it can only be disposed of: DeepSpeed moves what ZeRO 1 and 2 step (of stage
+        3 it does so for optimizers of its own), a base that others stand on is not this trainer's to move, and there
+        has to be room for twice as much.
+        """
+        module, states = self._engine.module, self._optimizer.state.values()
+        tensors = [*module.parameters(), *module.buffers(), *self._parts]
+        tensors += [each for state in states for each in state.values() if isinstance(each, torch.Tensor)]
+        room = psutil.virtual_memory().available > 2 * sum(each.nbytes for each in tensors)
+        if self.role.deepspeed.zero_stage not in (1, 2) or self._shares_base or not self._agree(room):
+            return False
+        if self._reference is not None:
+            self._reference.dispose()
+            self._reference = None
+        if not self._rests:
+            self._engine.offload_states()
+            self._move_frozen("cpu")
+            self._rests = True
+        return True
+
+    def wake(self) -> None:
+        """Move everything back."""
+        if self._rests:
+            self._engine.reload_states()
+            self._move_frozen(self._ranks.device)
+            self._rests = False
+
+    def _move_frozen(self, device: torch.device | str) -> None:
+        module = self._engine.module
+        for each in (*module.parameters(), *module.buffers()):
+            if not each.requires_grad:
+                each.data = each.data.to(device)
+
+    def _agree(self, here: bool) -> bool:
+        """Whether something is so on every rank."""
+        if self._ranks.size == 1:
+            return here
+        everywhere = torch.tensor(int(here), device=self._ranks.device)
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+        return bool(everywhere)
+
+    def from_first(self, text: str) -> str:
+        """What rank 0 says, on every rank."""
+        told = [text]
+        if self._ranks.size > 1:
+            dist.broadcast_object_list(told, src=0, device=self._ranks.device)
+        return told[0]
 
     def dispose(self) -> None:
         """Free the model, the optimizer and the engine. The trainer may not be used afterward."""

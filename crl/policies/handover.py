@@ -7,7 +7,7 @@ is one file and one tensor. The server copies a file's numbers before it asks fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def pieces(
     dtype: torch.dtype,
     untied: bool = True,
     label: str = "",
-) -> Iterator[Path]:
+) -> Generator[Path, None, None]:
     """The weights of a base with a checkpoint (full, or an adapter), as safetensors files in a folder, which is made.
 
     Each file is whole when it is yielded and removed when the next is asked for, or the iterator is closed; its

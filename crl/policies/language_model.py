@@ -71,6 +71,8 @@ class LanguagePolicy:
         """
         check_context(model.config, name, context)
         self._base = base
+        self._adapted_parts: set[str] | None = None
+        """Weights that are not those of the base; None: not known."""
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         rows = rows_of_model(model.config)
@@ -96,8 +98,7 @@ class LanguagePolicy:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
 
         Returns False, and changes nothing, where they are not exactly this model's tensors (others, another shape), or
-        are an adapter of another kind than `additions` reads. Sessions that
-        are open may not be used any more.
+        are an adapter of another kind than `additions` reads. Sessions that are open may not be used any more.
         """
         adapted = (directory / "adapter_config.json").is_file()
         tensors = tensors_of(self._base or directory if adapted else directory)
@@ -107,8 +108,9 @@ class LanguagePolicy:
         added = additions(directory, tensors) if adapted else {}
         if added is None:
             return False
-        for name, parameter in own.items():
-            parameter.data.copy_(summed(tensors[name], added.get(name)))
+        for name in own if self._adapted_parts is None or not adapted else self._adapted_parts | added.keys():
+            own[name].data.copy_(summed(tensors[name], added.get(name)))
+        self._adapted_parts = set(added) if adapted else None
         return True
 
     def close(self) -> None:

@@ -150,6 +150,8 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     else:
         metrics |= _shared(ctx, None, [])[1]
     if ctx.services.rank > 0:
+        if samples:
+            ctx.services.trained(owner, before)  # the row that rank 0 makes
         return
     if metrics.get("stepped"):
         after = new_weights(ctx, before, updates=before.updates + int(metrics["stepped"]))

@@ -139,6 +139,29 @@ def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
     assert services.policy("actor", base) is not policy
 
 
+@pytest.mark.parametrize(("stage", "stays"), [(0, False), (1, True)])
+def test_a_trainer_that_can_rests_where_it_has_to_leave_the_gpu(services, base, monkeypatch, stage, stays):
+    method = services._method
+    settings = method.role("actor").deepspeed.model_copy(update={"zero_stage": stage})
+    roles = {name: method.role(name).model_copy(update={"deepspeed": settings}) for name in ("actor", "extractor")}
+    services._method = method.model_copy(update={"roles": {**method.roles, **roles}})
+    monkeypatch.setattr("crl.policies.machine._SMALL", 0)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
+    actor = services.trainer("actor", base)
+    services.trained("actor", base)
+    extractor = services.trainer("extractor", dataclasses.replace(base, role="extractor"))
+    services.trained("extractor", base)
+    services.release()
+    again = services.trainer("actor", base)
+    assert (again is actor) is stays
+    metrics = again.update([sample(services)], objectives(method.recipe.actor_objective))
+    assert metrics["stepped"] == 1 and metrics["update_norm"] > 0
+    services.begin(2, "stage", None)  # it failed
+    assert services.trainer("actor", base) is not again
+    services.trained("actor", base)
+    assert (services.trainer("extractor", base) is extractor) is stays
+
+
 def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services, base):
     method = services._method
     extractor = method.role("extractor").model_copy(update={"model": "nobody/nothing"})
@@ -159,13 +182,15 @@ def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base,
     services._method = method.model_copy(update={"roles": {**method.roles, "actor": role}})
     before = services.policy("actor", base)
     old = {name: value.clone() for name, value in before.model.named_parameters()}
-    trainer = services.trainer("actor", base)
-    trainer.update([sample(services)], objectives(method.recipe.actor_objective))
-    trainer.save(services._run.path / "rounds" / "checkpoint")
-    after = dataclasses.replace(base, checkpoint="rounds/checkpoint", weights_digest="2" * 64)
-    services.trained("actor", after)
-    living = services.policy("actor", after)
-    assert living is before
+    after = base
+    for number in ("1", "2"):
+        trainer = services.trainer("actor", after)
+        trainer.update([sample(services)], objectives(method.recipe.actor_objective))
+        trainer.save(services._run.path / "rounds" / number)
+        after = dataclasses.replace(base, checkpoint=f"rounds/{number}", weights_digest=number * 64)
+        services.trained("actor", after)
+        living = services.policy("actor", after)
+        assert living is before
     services.release()
     fresh = services.policy("actor", after)
     assert fresh is not living

@@ -96,7 +96,7 @@ def test_gradients_and_the_divergence_from_the_base_are_those_of_a_run_of_its_ow
 ) -> None:
     if not small:
         monkeypatch.setattr("crl.policies.machine._SMALL", 0)
-        monkeypatch.setattr("crl.policies.machine._ADAPTED", 0)
+        monkeypatch.setattr("crl.policies.machine._memory", lambda: 0)
     together = trained(made(SHARED), ["actor", "extractor", "extractor", "actor", "extractor"])
     alone = {role: trained(made(ALONE), [role] * 3) for role in ("actor", "extractor")}
     for (metrics, gradients), role, turn in zip(
@@ -107,6 +107,15 @@ def test_gradients_and_the_divergence_from_the_base_are_those_of_a_run_of_its_ow
         assert (metrics["reference_kl"] > 1e-4) == (turn > 0), "adapters off: the base itself, and no second model"
         assert gradients.keys() == own.keys() and len(own) == 28
         assert all(torch.equal(gradients[name], own[name]) for name in own)
+
+
+def test_of_a_large_base_that_both_stand_on_both_trainers_stay(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.policies.machine._SMALL", 0)
+    monkeypatch.setattr("crl.policies.machine._memory", lambda: 0)
+    for roles, left in ((SHARED, {"actor", "extractor"}), (ALONE, {"extractor"})):
+        services = made(roles)
+        trained(services, ["actor", "extractor"])
+        assert services._trainers.keys() == left
 
 
 def frozen(model: Any) -> set[int]:

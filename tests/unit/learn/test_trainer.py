@@ -72,6 +72,8 @@ def test_equal_updates_write_equal_bytes_and_resume_is_bit_exact(
         first.save(tmp_path / name)
         assert metrics["update_norm"] > 0
         if name == "two":
+            assert first.rest() is first.rest() is (stage in (1, 2)), "in the machine's memory, and back"
+            first.wake()
             straight = first.update(samples, objectives(ActorObjective()))
             first.save(tmp_path / "straight")
         first.dispose()

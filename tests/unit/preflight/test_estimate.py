@@ -371,7 +371,7 @@ def test_room_is_needed_for_what_is_downloaded(tmp_path: Path, monkeypatch: pyte
 
 def test_a_base_that_two_roles_stand_on_is_counted_once_in_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """SmolLM2 in float32: with one base two roles take what one takes, but for their caches and adapters."""
-    monkeypatch.setattr("crl.policies.machine._ADAPTED", 0)
+    monkeypatch.setattr("crl.policies.machine._memory", lambda: 0)
     one = {"model": "smollm2-135m-instruct", "lora": {"r": 8}}
     on_it = {"base": "actor", "lora": {"r": 8}}
     alone = estimate(changed(make_experiment(recipe={"kind": "baseline"}), actor=one))
