@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from crl.audit.verify import verify
 from crl.errors import CrlError, DataCheckFailed, DiskFull, RunDirectoryUnusable, StageAlreadyComplete, StaleAttempt
 from crl.records import Generation, Metric, Retrieval, schema_of, table_of
+from crl.rounds.weights import identify
+from crl.run import files
 from crl.run import writer as writer_module
 from crl.run.directory import RunDirectory
-from crl.run.files import disk_error
+from crl.run.files import disk_error, hash_soon, sha256_file
 from crl.run.lease import Lease
 from tests.unit.run.support import digests, experiment, finished_run, inputs_of, leftovers, resume, rows, write_stage
 
@@ -243,6 +245,23 @@ def test_a_part_made_from_something_else_or_damaged_is_not_used(run: RunDirector
     with run.begin(1, "plan", token=token) as writer:
         _commit(writer, run, seed=99)
     assert not run.part_is_complete(1, "x", 0)
+
+
+def test_a_large_file_is_read_once_to_be_hashed(run: RunDirectory, token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(files, "sha256_file", lambda path: read.append(path.name) or sha256_file(path))
+    with run.begin(1, "plan", token=token) as writer:
+        checkpoint = writer.directory / "checkpoint"
+        checkpoint.mkdir()
+        for name, size in (("model.bin", 3 << 20), ("state.bin", 2 << 20), ("config.json", 7)):
+            (checkpoint / name).write_bytes(bytes(size))
+        hash_soon([checkpoint / "model.bin"])
+        identify("0" * 64, checkpoint)
+        manifest = _commit(writer, run)
+    assert sorted(read) == ["config.json", "model.bin", "state.bin"]
+    found = {name: each.sha256 for name, each in manifest.digested.files.items()}
+    assert found["checkpoint/model.bin"] == hashlib.sha256(bytes(3 << 20)).hexdigest()
+    assert verify(run.path) == []
 
 
 def _no_space(*args: Any, **kwargs: Any) -> Any:
