@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from crl.errors import FrozenMethodChanged, RecordDamaged
 from crl.run.files import hash_soon

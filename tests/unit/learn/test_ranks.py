@@ -54,6 +54,8 @@ for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a sec
     trainer.update(chosen, objectives(ActorObjective()))
     directory = Path(output) / f"checkpoint{case}"
     trainer.save(directory)
+    found["told"] = trainer.from_first(f"rank {trainer._ranks.rank}"), trainer.rest()
+    trainer.wake()
     found["straight"] = (trainer.update(chosen, objectives(ActorObjective())), trainer.weights())
     trainer.dispose()
     trainer = Trainer(adam, model_path=Path(base), checkpoint=directory, threads=1)
@@ -141,6 +143,7 @@ def test_two_ranks_make_the_step_of_one(
             assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
             for name, value in expected["metrics"].items():
                 assert found["metrics"][name] == pytest.approx(value, rel=1e-4), name
+            assert found["told"] == ("rank 0", stage in (1, 2)), "which update they reached, and whether they rested"
             assert found["straight"][0] == found["resumed"][0]
             for name, value in found["straight"][1].items():
                 assert torch.equal(value, found["resumed"][1][name]), f"{name}: resume is not bit-exact"
