@@ -447,6 +447,8 @@ class Trainer:
         3 it does so for optimizers of its own), a base that others stand on is not this trainer's to move, and there
         has to be room for twice as much.
         """
+        if self._rests:
+            return True
         module, states = self._engine.module, self._optimizer.state.values()
         tensors = [*module.parameters(), *module.buffers(), *self._parts]
         tensors += [each for state in states for each in state.values() if isinstance(each, torch.Tensor)]
@@ -456,10 +458,9 @@ class Trainer:
         if self._reference is not None:
             self._reference.dispose()
             self._reference = None
-        if not self._rests:
-            self._engine.offload_states()
-            self._move_frozen("cpu")
-            self._rests = True
+        self._engine.offload_states()
+        self._move_frozen("cpu")
+        self._rests = True
         return True
 
     def wake(self) -> None:
