@@ -64,7 +64,7 @@ def add_in_place(model: nn.Module) -> None:
 
     for layer in model.modules():
         if type(layer) is Linear and not layer.lora_variant and type(layer.base_layer) is nn.Linear:
-            layer.forward = partial(_adapted, layer, layer.forward)  # type: ignore[method-assign]
+            layer.forward = partial(_adapted, layer, layer.forward)
 
 
 def _adapted(layer: Any, otherwise: Callable[..., torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
