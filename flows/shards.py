@@ -2,8 +2,8 @@
 
 The task runner is started with the first stage that has parts and stays for the rounds that follow, so that processes
 and models are warm. It is ended with the driver, before the lease is given back. With one shard, or `engines`, nothing
-here is used. Environment variable `DASK_SCHEDULER_ADDRESS` names a Dask cluster whose workers see the same files;
-without it a local one is made.
+here is used. Environment variable `DASK_SCHEDULER_ADDRESS` names the cluster, whose workers see the same files. None is
+made here: on one machine engines side by side (`crl/engine/parts.py`) do the same.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from crl.engine.parts import PartOrder, PartOutcome, Spread
 from crl.engine.supervisor import Cancelled
 from crl.errors import CrlError, EngineDied, StageTimedOut
 from crl.preflight import check_task_runner
+from crl.preflight.numbers import check_scheduler
 from tasks.part import run_part
 
 _TICK_SECONDS = 0.5
@@ -46,10 +47,12 @@ _TELL_SECONDS = 60.0
 
 
 def spread_over_tasks(driver: Driver) -> None:
-    """Have the parts of stages run as tasks where the runtime says so. Raises BadInput where the runner is missing."""
+    """Have the parts of stages run as tasks where the runtime says so. Raises BadInput where the runner is missing, or
+    the cluster."""
     runtime = driver.runtime
     if runtime.shards > 1 and runtime.task_runner is TaskRunnerName.dask:
         check_task_runner(runtime)
+        check_scheduler()
         driver.spread_with(driver.keep(PartTasks(runtime)))
 
 
@@ -60,7 +63,7 @@ class PartTasks:
         self._runtime = runtime
         self._runner: TaskRunner[Any] | None = None
         self._latest: PartOrder | None = None
-        """What was submitted last; Dask's runner makes its cluster with the first."""
+        """What was submitted last."""
         self._cancelled = threading.Event()
 
     def __enter__(self) -> PartTasks:
@@ -108,8 +111,7 @@ class PartTasks:
 
     def _started(self) -> TaskRunner[Any]:
         if self._runner is None:
-            get_run_logger().info("starting %d Dask workers", self._runtime.shards)
-            self._runner = _new_runner(self._runtime.shards)
+            self._runner = _new_runner()
             self._runner.__enter__()
         return self._runner
 
@@ -242,21 +244,10 @@ def _processing(runner: Any) -> dict[str, list[str]]:
     return found
 
 
-def _new_runner(workers: int) -> TaskRunner[Any]:
+def _new_runner() -> TaskRunner[Any]:
     from prefect_dask.task_runners import DaskTaskRunner
 
-    if address := os.environ.get(SCHEDULER_VARIABLE):
-        return DaskTaskRunner(address=address)
-    return DaskTaskRunner(
-        cluster_kwargs={
-            "n_workers": workers,
-            "threads_per_worker": 1,
-            "processes": True,
-            # Models live in engines, not in the workers that Dask would measure; and nobody asked for its dashboard.
-            "memory_limit": None,
-            "dashboard_address": None,
-        }
-    )
+    return DaskTaskRunner(address=os.environ[SCHEDULER_VARIABLE])
 
 
 def _end_engines_on(runner: Any, job: Job) -> None:

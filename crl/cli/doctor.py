@@ -36,8 +36,8 @@ _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def doctor(
-    experiment: Annotated[
-        Path | None, typer.Argument(metavar="EXPERIMENT", help="A YAML file: also check and estimate it.")
+    experiments: Annotated[
+        list[Path] | None, typer.Argument(metavar="[EXPERIMENT]...", help="YAML files: also check and estimate them.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
     runs: RunsOption = None,
@@ -45,25 +45,28 @@ def doctor(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
     ] = None,
 ) -> None:
-    """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing.
+    """Say what is installed and ready. With experiments, what they would need; exit code 2 if something is missing.
 
-    Of each model: how it is sampled from and updated here, its chat template, and its memory. No weights are
-    downloaded; config and tokenizer of a model on the Hub are. Anything too big for this machine by the estimate is
-    reported but is not an error: the experiment may be meant for another machine."""
-    if experiment is None and (set or runs is not None):
+    Of each model: how it is sampled from and updated here, its chat template, and its memory, on each GPU where there
+    are any or the experiment is made for some. No weights are downloaded; config and tokenizer of a model on the Hub
+    are. Anything too big for this machine by the estimate is reported but is not an error: the experiment may be meant
+    for another machine."""
+    if not experiments and (set or runs is not None):
         raise BadInput("--set and --runs need an experiment", next_step="name its file: crl doctor EXPERIMENT --set")
-    loaded = None if experiment is None else load(experiment, set or [], runs)
+    loaded = [load(experiment, set or [], runs) for experiment in experiments or []]
     findings = list(installation())
-    if loaded is not None:
-        findings += dict.fromkeys(experiment_findings(loaded, rounds))  # two checks may find the same
-    _print(findings, {} if loaded is None else dict(first_settings(loaded)))
-    missing = [finding.name for finding in findings if finding.mark == "missing"]
+    _print(findings, {})
+    for each in loaded:
+        found = list(dict.fromkeys(experiment_findings(each, rounds)))  # two checks may find the same
+        _print(found, dict(first_settings(each)))
+        findings += found
+    missing = list(dict.fromkeys(finding.name for finding in findings if finding.mark == "missing"))
     if missing:
         raise BadInput(f"not ready: {'; '.join(missing)}", next_step="follow the lines marked `missing` above")
-    if large := [finding.name for finding in findings if not finding.fits]:
+    if large := dict.fromkeys(finding.name for finding in findings if not finding.fits):
         say(f"ready, but probably too big for this machine: {'; '.join(large)}")
         return
-    say("ready" + ("" if experiment else "; `crl doctor quickstart` also checks an experiment"))
+    say("ready" + ("" if experiments else "; `crl doctor quickstart` also checks an experiment"))
 
 
 def _print(findings: Sequence[Finding], settings: Mapping[str, str]) -> None:
@@ -115,15 +118,23 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
 def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) -> Iterator[Finding]:
     from crl.cli.needs import needs
     from crl.policies.machine import replaced
-    from crl.preflight import checks_here
+    from crl.preflight import checks, checks_here
     from crl.preflight.estimate import check_disk, estimate
+    from crl.preflight.numbers import gpus_here
+    from crl.preflight.placement import machine_of
     from crl.preflight.probe import Comparison
     from crl.rounds.recipe import recipe_of
 
     method = experiment.method
     yield Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")
+    elsewhere = not machine_of(experiment).here
+    if elsewhere:
+        said = (
+            f"made for {experiment.runtime.gpus} (runtime.gpus), and reckoned for such a machine; here: {gpus_here()}"
+        )
+        yield Finding("GPUs", said, False, fits=False)
     with Comparison(method) as compared:
-        done = [checked(name, check) for name, check in checks_here(experiment)]
+        done = [checked(name, check) for name, check in (checks if elsewhere else checks_here)(experiment)]
         failed = [finding for finding in done if not finding.ok]
         described = list(described_findings(method, prepare=not failed))
         yield Finding("checks", f"{len(done) - len(failed)} of {len(done)} passed: settings, worlds, files")
@@ -136,8 +147,8 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
             yield checked("prompts", prompts, "the first ones fit, and the tokenizers read them whole")
         needed = estimate(experiment)
         yield from computed_findings(experiment, needed, compared)
-    said = replaced(method)
-    yield from [] if said is None else [Finding("bfloat16", said)]
+    precision = None if elsewhere else replaced(method)
+    yield from [] if precision is None else [Finding("bfloat16", precision)]
     yield from _learning_rates(method)
     yield from _shards(experiment)
     yield from _tasks(method)
@@ -147,7 +158,8 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
         return
     for need in needs(experiment, needed, rounds, run_path):
         yield Finding(need.name, need.message, need.fits, need.mend, fits=need.fits)
-    yield checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
+    if not elsewhere:
+        yield checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
 
 
 def _learning_rates(method: Method) -> Iterator[Finding]:

@@ -42,8 +42,15 @@ def train(
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
     rounds: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="More rounds to run; 0 prepares and trains nothing.")
-    ] = _ROUNDS,
+        int | None,
+        typer.Option(
+            min=0, max=1_000_000, help=f"More rounds to run; 0 prepares and trains nothing. \\[default: {_ROUNDS}]"
+        ),
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Run until this round is complete, however often it is typed."),
+    ] = None,
     runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
@@ -54,7 +61,8 @@ def train(
 ) -> None:
     """Run rounds of an experiment; run it again for more.
 
-    An interrupted run is resumed first: complete stages are never run twice.
+    An interrupted run is resumed first: complete stages are never run twice. A job that may be killed and started
+    again, on a cluster for instance, says --until: it ends with the same rounds however often it began.
     """
     from crl.config.load import runs_root
     from crl.policies.sources import takes_preparing
@@ -63,6 +71,10 @@ def train(
 
     loaded = load(experiment, set or [], runs)
     path = runs_root(loaded) / loaded.name
+    rounds, asked = _rounds(rounds, until, path)
+    if until is not None and not rounds:
+        say(f"nothing to do: {shown(path)} has its rounds until {until}")
+        return
     if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
         say("preparing the language model (once; about 15 seconds)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
@@ -71,15 +83,16 @@ def train(
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
     say(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
-    options = {"--rounds": rounds if rounds != _ROUNDS else None, "--runs": runs, "--no-prefect": not prefect}
-    again = command("crl", "train", experiment, options={**options, "--set": set})
+    options = {"--runs": runs, "--no-prefect": not prefect, "--set": set}
+    again = command("crl", "train", experiment, options={**asked, **options})
     with interruptible_run(path, again), LiveProgress(taken=stage_seconds(path)) as live:
         if prefect:
             _run_flow(loaded, rounds, live)
         else:
             with driver_here(directory, loaded.runtime, live) as driver:
                 driver.run_rounds(driver.set_target(rounds)[1])
-    _closing_words(path, live, again)
+    more = again if until is None else command("crl", "train", experiment, options=options)
+    _closing_words(path, live, more)
 
 
 def resume(
@@ -157,6 +170,23 @@ def warm_start(
     place = make(file, say=say, again=again)
     say(f"warm start {settings.name}: {place} (its record: {RECORD} and record/)")
     say(f"models: warm:{settings.name}/actor and warm:{settings.name}/extractor")
+
+
+def _rounds(rounds: int | None, until: int | None, path: Path) -> tuple[int, dict[str, int | None]]:
+    """How many more rounds to run, and the options that asked for them. Raises BadInput where there are two."""
+    if until is None:
+        rounds = _ROUNDS if rounds is None else rounds
+        return rounds, {"--rounds": rounds if rounds != _ROUNDS else None}
+    if rounds is not None:
+        raise BadInput(
+            f"--rounds {rounds} and --until {until}", expected="one of them", next_step="leave the other one out"
+        )
+    from crl.engine.targets import next_round
+    from crl.run.directory import RunDirectory
+    from crl.run.experiment_file import EXPERIMENT
+
+    first = next_round(RunDirectory.open(path)) if (path / EXPERIMENT).exists() else 0
+    return max(0, until - max(first - 1, 0)), {"--until": until}
 
 
 def _say_precision(method: Method) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from pydantic import Field, model_validator
 from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, NAME_PATTERN, Model
 from crl.config.engines import ServerConfig
 from crl.config.method import Method, Name
-from crl.config.nodes import NodesConfig
+from crl.config.nodes import GpusConfig, NodesConfig
 from crl.config.trackers import TrackerChoice
 
 
@@ -24,7 +23,7 @@ class WhenBusy(StrEnum):
 
 
 SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"
-"""Names the scheduler of the Dask cluster that is used."""
+"""Names the scheduler of the Dask cluster that is used: whoever starts one says where it is."""
 
 
 class TaskRunnerName(StrEnum):
@@ -33,7 +32,7 @@ class TaskRunnerName(StrEnum):
     engines = "engines"
     """Engines side by side on this machine, under the driver."""
     dask = "dask"
-    """Prefect tasks on a Dask cluster, for several machines."""
+    """Prefect tasks on a Dask cluster that is there already, for several machines."""
 
 
 class StopAt(Model):
@@ -67,7 +66,13 @@ class Runtime(Model):
     )
     task_runner: TaskRunnerName = Field(
         TaskRunnerName.engines,
-        description="Where shards run: engines on this machine, or a Dask cluster (with Prefect only).",
+        description="Where shards run: engines on this machine, or the Dask cluster that DASK_SCHEDULER_ADDRESS names "
+        "(with Prefect only).",
+    )
+    gpus: GpusConfig | None = Field(
+        None,
+        description="GPUs that the run is made for: with fewer or smaller ones it does not start, and `crl doctor` "
+        "reckons for them on any machine; null: those that are there, or the CPU.",
     )
     nodes: NodesConfig | None = Field(
         None, description="Machines for updates with several deepspeed.ranks; null: this one."
@@ -146,8 +151,8 @@ class Runtime(Model):
 
     @property
     def parts_elsewhere(self) -> bool:
-        """Whether parts of stages run on a Dask cluster that is there already; one of our own is on this machine."""
-        return self.task_runner is TaskRunnerName.dask and bool(os.environ.get(SCHEDULER_VARIABLE))
+        """Whether parts of stages run on a Dask cluster."""
+        return self.task_runner is TaskRunnerName.dask
 
     def without_prefect(self) -> Runtime:
         """What becomes of it without Prefect: engines of this machine run every shard."""

@@ -1,4 +1,4 @@
-"""Several machines for the ranks of an update: their names and slots, and how a command is started on each."""
+"""The machines of a run: their GPUs; several for the ranks of an update, and how a command is started on each."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ class Host:
     name: str
     slots: int
     """Ranks it has room for: its GPUs."""
+
+
+class GpusConfig(Model):
+    """What a run expects of each machine."""
+
+    count: int = Field(1, ge=1, le=1024, description="GPUs of a machine.")
+    gigabytes: float = Field(gt=0, le=100_000, description="Memory of each, as its maker counts: 24, 80.")
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of one."""
+        return int(self.gigabytes * 1e9)
+
+    def __str__(self) -> str:
+        return f"{self.count} GPU{'' if self.count == 1 else 's'} of {self.gigabytes:g} GB"
 
 
 class NodesConfig(Model):

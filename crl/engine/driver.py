@@ -46,7 +46,7 @@ from crl.engine.parts import PartOrder, PartProgress, PartRunner, Spread, run_sp
 from crl.engine.pool import EnginePool
 from crl.engine.services import prepare_environment
 from crl.engine.supervisor import Cancelled, Engine
-from crl.engine.targets import remember_target, targets
+from crl.engine.targets import next_round, remember_target, targets
 from crl.errors import CrlError, StageFailed
 from crl.records import Weights
 from crl.rounds.approvals import PendingApproval, pending_approval
@@ -150,10 +150,7 @@ class Driver:
 
     def next_round(self) -> int:
         """The first round whose stages are not all complete; round 0 prepares."""
-        number = 0
-        while self.round_complete(number):
-            number += 1
-        return number
+        return next_round(self.run)
 
     def set_target(self, rounds: int, *, purpose: str | None = None) -> tuple[int, int]:
         """Set out for so many further rounds; returns the (first, last) round to run.

@@ -93,6 +93,16 @@ def fork_run(
     return fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts, also=also)
 
 
+def next_round(run: RunDirectory) -> int:
+    """The first round whose stages are not all complete; round 0 prepares."""
+    from crl.rounds.recipe import recipe_in
+
+    recipe, number = recipe_in(run), 0
+    while all(run.is_complete(number, stage.name) for stage in recipe.stages_of(run.method, number)):
+        number += 1
+    return number
+
+
 def last_runtime(run_path: Path) -> Runtime:
     """Shards, limits and retention that a run last set out with; the defaults where it never did.
 

@@ -11,14 +11,14 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method
 from crl.config.method import JUDGE
 from crl.policies.embedders import EMBEDDERS
-from crl.policies.machine import all_stay, computed, gpu_count
+from crl.policies.machine import all_stay
 from crl.policies.sources import takes_preparing
 from crl.preflight.memory import (
     FLOAT16,
@@ -28,12 +28,16 @@ from crl.preflight.memory import (
     UpdateMemory,
     checkpoint_bytes,
     frozen_bytes,
+    full_context_bytes,
     handed_over_bytes,
+    read_bytes,
     sampling_memory,
     trained_parameters,
     update_memory,
+    weights_bytes,
 )
-from crl.preflight.placement import EngineLoad, engines_by_gpu, served
+from crl.preflight.moments import KEPT, PLAYING, Engines, Moments, peak
+from crl.preflight.placement import Machine, engines_by_gpu, machine_of, served, serving
 from crl.preflight.shapes import ModelShape, config_file, readiness, shape_of
 from crl.run.files import require_free, same_disk
 
@@ -56,8 +60,13 @@ class Estimate:
     unknown: tuple[str, ...] = ()
     """Models whose size is not known."""
     device_bytes: int = 0
-    """On the fullest GPU where there are any, by the engines that share it and the servers that they start: models are
-    loaded, and adapters merged, in the machine's memory."""
+    """On the fullest GPU where there are any, by the engines that share it and the servers that they start."""
+    gpus: tuple[Moments, ...] = ()
+    """What each GPU of a machine holds and when; where a server spreads over several, each group of so many."""
+    host: Mapping[str, int] = field(default_factory=dict)
+    """Of a machine with GPUs, its own memory at most: models are loaded, and adapters merged, in it."""
+    machine: Machine = field(default_factory=lambda: Machine(0, 0))
+    """What it is reckoned for."""
     machine_bytes: int = 0
     """All processes that work at the same time, ranks and shards, on one machine."""
     written_bytes: int = 0
@@ -71,7 +80,10 @@ class Estimate:
     bases: Mapping[str, int] = field(default_factory=dict)
     """Frozen bases that several roles stand on, by the role whose model they are; held once by each engine."""
     servers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What the server that an engine starts for a role holds: on the GPU where there is one."""
+    """What a server that an engine starts holds, by the role whose weights or base it has: on the GPU where there is
+    one."""
+    cache_of_row: Mapping[str, int] = field(default_factory=dict)
+    """Keys and values of the longest context of a server, by the same role."""
     handed_over: Mapping[Path, int] = field(default_factory=dict)
     """Weights that servers are given, by the folder; they go with their engines."""
 
@@ -104,15 +116,16 @@ def estimate(experiment: Experiment) -> Estimate:
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     sampling: dict[str, SamplingMemory] = {}
     updates: dict[str, UpdateMemory] = {}
-    on_gpu = gpu_count() > 0
+    machine = machine_of(experiment)
+    on_gpu = machine.gpus > 0
     for name, shape in known.items():
-        role, rows = computed(method.role(name)), _rows(method, name)
+        role, rows = machine.computed(method.role(name)), _rows(method, name)
         sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
         if owner in method.trained():
             made = update_memory(shape, role, _new_tokens(method, name), compares=compares)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-    bases = _bases(method, known)
+    bases = _bases(method, known, machine)
     for name in sampling:
         if method.base(name) is not None:
             adapter = FLOAT32 * trained_parameters(known[name], method.role(name))
@@ -124,29 +137,35 @@ def estimate(experiment: Experiment) -> Estimate:
     best = 1 if method.evaluation.every > 0 else 0  # evaluated round
     kept = max(experiment.runtime.save_total_limit, recipe.reach()) + best
     handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
-    # The engine itself has the weights only while it writes them for the server.
+    # The engine itself has the weights of a server only while it writes them for one elsewhere, or reads them to check.
     sampling |= {
         name: SamplingMemory(weights=0, cache=0, working=0, loading=sampling[name].loading + size)
         for name, size in handed.items()
     }
-    servers = _servers(experiment, handed, on_gpu=on_gpu)
-    held = {
-        name: replace(each, weights=each.weights + sum(servers.get(name, {}).values()))
-        for name, each in sampling.items()
-    }
-    largest = [PROCESS + reading + _engine(method, known, sampling, updates, bases)]
-    largest += [sum(parts.values()) for parts in servers.values()]
-    engine = PROCESS + reading + _engine(method, known, held, updates, bases)
-    player = PROCESS + reading + _playing(held) + _once(method, bases, held)
+    models = {method.role(owner).model: known[_first(method, owner)].parameters for owner in method.owners()}
+    servers, whose = _servers(experiment, handed, machine), serving(experiment)
+    small = all_stay(method, FLOAT32 * sum(models.values()), on_gpu=on_gpu)
+    engines = Engines(method, sampling, updates, bases, small, whose)
+    of_servers = {name: sum(parts.values()) for name, parts in servers.items()}
+    alone, process = engines.everywhere(), PROCESS + reading
+    largest = [process + max([peak(alone), *engines.of_ranks()]), *of_servers.values()]
+    engine = process + max([peak(alone) + sum(of_servers.values()), *engines.of_ranks()])
+    player = process + peak({PLAYING: alone[PLAYING]}, without=KEPT) + sum(of_servers.values())
     ranks = [method.role(owner).deepspeed.ranks * (PROCESS + made.peak) for owner, made in updates.items()]
     first = engine + (experiment.runtime.shards - 1) * player
     # Beside it a second track has engines of its own.
     others = experiment.runtime.overlap_engines - 1 if method.overlap else 0
+    gpus = tuple(
+        engines.sharing(loads, of_servers) for loads in (engines_by_gpu(experiment, machine.gpus) if on_gpu else ())
+    )
     return Estimate(
         memory_bytes=max(largest),
         checkpoint_bytes=(kept + 1) * sum(written.values()),
         round_bytes=round_bytes,
-        device_bytes=_on_gpu(experiment, known, held, updates, bases, frozenset(servers) if on_gpu else frozenset()),
+        device_bytes=max(map(peak, gpus), default=0),
+        gpus=gpus,
+        host=_host(experiment, known, engines, handed, machine, reading) if on_gpu else {},
+        machine=machine,
         machine_bytes=max([first, *ranks]) + others * first,
         written_bytes=sum(written.values()),
         kept_every_bytes=sum(written.values()) // every if every else 0,
@@ -154,7 +173,11 @@ def estimate(experiment: Experiment) -> Estimate:
         updates=updates,
         bases=bases,
         servers=servers,
-        handed_over=_by_folder(experiment, handed),
+        cache_of_row={
+            owner: max(full_context_bytes(known[name], method.role(name)) for name in handed if whose[name] == owner)
+            for owner in servers
+        },
+        handed_over=_by_folder(experiment, handed, machine),
     )
 
 
@@ -245,95 +268,73 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 5e4 else f"{count / 1e3:.1f} kB"
 
 
-def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool) -> dict[str, dict[str, int]]:
+def _servers(experiment: Experiment, handed: Mapping[str, int], machine: Machine) -> dict[str, dict[str, int]]:
     """What each server that an engine starts holds, by its parts; on a GPU its share, which it takes at once."""
-    from crl.policies.machine import device_bytes
-
-    made = {}
+    made: dict[str, dict[str, int]] = {}
+    whose = serving(experiment)
     for name, server in served(experiment).items():
-        share, cache = server.gpu_memory_utilization, server.cache_gigabytes * 2**30
-        if server.address is None and on_gpu:
-            made[name] = {f"{share:g} of the GPU's memory:": int(share * (device_bytes() or 0))}
-        elif server.address is None:
-            made[name] = {"process": PROCESS, "weights": handed[name], "cache": cache}
+        if server.address is not None or (owner := whose[name]) in made:
+            continue
+        if machine.gpus:
+            share, weights = int(server.gpu_memory_utilization * machine.gpu_bytes), handed[name]
+            weights //= server.tensor_parallel_size
+            made[owner] = {"weights": min(weights, share), "cache": max(0, share - weights)}
+        else:
+            made[owner] = {"process": PROCESS, "weights": handed[name], "cache": server.cache_gigabytes * 2**30}
     return made
 
 
-def _by_folder(experiment: Experiment, handed: Mapping[str, int]) -> dict[Path, int]:
+def _by_folder(experiment: Experiment, handed: Mapping[str, int], machine: Machine) -> dict[Path, int]:
     """Bytes of the weights that servers are given, by the folder that the engines write them to, each for itself."""
     found: dict[Path, int] = {}
-    engines = [engine for engines in engines_by_gpu(experiment, gpu_count()) for engine in engines]
+    engines = [engine for engines in engines_by_gpu(experiment, machine.gpus) for engine in engines]
     for name, server in served(experiment).items():
+        if server.address is None:
+            continue  # one that is started here reads the checkpoint where it is
         folder = server.folder or Path(tempfile.gettempdir())
         writing = sum(name in engine.sampled for engine in engines)
         found[folder] = found.get(folder, 0) + writing * handed[name]
     return found
 
 
-def _on_gpu(
+def _host(
     experiment: Experiment,
     shapes: Mapping[str, ModelShape],
-    held: Mapping[str, SamplingMemory],
-    updates: Mapping[str, UpdateMemory],
-    bases: Mapping[str, int],
-    starting: Set[str],
-) -> int:
-    """What the engines that share the fullest GPU hold on it."""
-
-    def of(engine: EngineLoad) -> int:
-        here = {name: replace(each, loading=0) for name, each in held.items() if name in engine.sampled}
-        learned = {owner: update for owner, update in updates.items() if owner in engine.trained}
-        return _engine(experiment.method, shapes, here, learned, bases, starting)
-
-    return max(sum(map(of, engines)) for engines in engines_by_gpu(experiment, gpu_count()))
-
-
-def _playing(sampling: Mapping[str, SamplingMemory]) -> int:
-    """While episodes are played or read: every role's weights, and one role at a time at work or being loaded."""
-    busiest = max((max(each.cache + each.working, each.loading) for each in sampling.values()), default=0)
-    return sum(each.weights for each in sampling.values()) + busiest
-
-
-def _engine(
-    method: Method,
-    shapes: Mapping[str, ModelShape],
-    sampling: Mapping[str, SamplingMemory],
-    updates: Mapping[str, UpdateMemory],
-    bases: Mapping[str, int],
-    starting: Set[str] = frozenset(),
-) -> int:
-    """Peak of the models of one engine.
-
-    A trainer stays until another is asked for, beside the models that play the next round; the sampling copies of the
-    weights that it trains go. Before a server of theirs starts on a GPU (for the roles `starting`), it goes as well. An
-    update over several ranks has an engine of its own. Small models all stay.
-    """
-    here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
-    once = _once(method, bases, {*sampling, *here})
-    playing = _playing(sampling)
-    several = [update.peak for owner, update in updates.items() if owner not in here]
-    models = {method.role(owner).model: shapes[_first(method, owner)].parameters for owner in method.owners()}
-    if all_stay(method, FLOAT32 * sum(models.values()), on_gpu=gpu_count() > 0):
-        copies, stay = (sum(each.weights for each in sampling.values()), sum(each.kept for each in here.values()))
-        updating = [copies + stay + update.peak - update.kept for update in here.values()]
-        return max([once + max([playing + stay, *updating]), *several])
-    training = [
-        update.peak + sum(each.weights for name, each in sampling.items() if method.owner(name) != owner)
-        for owner, update in here.items()
+    engines: Engines,
+    handed: Mapping[str, int],
+    machine: Machine,
+    embedder: int,
+) -> dict[str, int]:
+    """The memory of a machine with GPUs beside them: every process, and the models of all engines while they are
+    loaded, or the trained weights while they are written, whatever is more."""
+    method, servers = experiment.method, served(experiment)
+    loads = [engine for engines in engines_by_gpu(experiment, machine.gpus) for engine in engines]
+    playing = sum(bool(engine.sampled) for engine in loads)
+    ranks = {
+        owner: min(method.role(owner).deepspeed.ranks, machine.gpus)
+        for owner in engines.updates
+        if engines.several(owner)
+    }
+    sampled = [
+        playing * weights_bytes(shapes[name], machine.computed(method.role(name)))
+        for name in engines.sampling
+        if name not in handed
     ]
-    kept = [
-        update.kept
-        + _playing({name: sampling[name] for name in sampling if name not in starting or method.owner(name) != owner})
-        for owner, update in here.items()
-    ]
-    return max([once + max([playing, *kept, *training]), *several])
+    read = [count * read_bytes(shapes[_first(method, owner)], method.role(owner)) for owner, count in ranks.items()]
+    written = [update.copies for update in engines.updates.values()]
+    asleep = {engines.servers[name]: handed[name] for name, server in servers.items() if server.address is None}
+    return {
+        "processes": (playing * (1 + len(asleep)) + max(ranks.values(), default=0)) * PROCESS + playing * embedder,
+        "loading and writing": max([0, *sampled, *read, *written]),
+        "servers that sleep": playing * sum(asleep.values()),
+    }
 
 
-def _bases(method: Method, shapes: Mapping[str, ModelShape]) -> dict[str, int]:
+def _bases(method: Method, shapes: Mapping[str, ModelShape], machine: Machine) -> dict[str, int]:
     """Frozen bases that several roles stand on, which an engine holds once for all samplers and trainers."""
     found = {}
     for name, shape in shapes.items():
-        role = computed(method.role(name))
+        role = machine.computed(method.role(name))
         if (base := method.base(name)) is None or role.engine.REMOTE:
             continue
         narrow, size = frozen_bytes(shape), FLOAT16 if role.dtype == "bfloat16" else FLOAT32
@@ -341,11 +342,6 @@ def _bases(method: Method, shapes: Mapping[str, ModelShape]) -> dict[str, int]:
         # Updates read no rounded numbers: of a file in float32 they have a copy beside one in bfloat16.
         found[base] = sampled + (0 if sampled and (size == FLOAT32 or shape.size == size) else narrow)
     return found
-
-
-def _once(method: Method, bases: Mapping[str, int], names: Collection[str]) -> int:
-    """The shared bases of these roles and weights."""
-    return sum(bases.get(base, 0) for base in {method.base(name) for name in names} if base is not None)
 
 
 def _first(method: Method, owner: str) -> str:

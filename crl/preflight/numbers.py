@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from crl.config import Experiment, LoraConfig, NodesConfig
+from crl.config.experiment import SCHEDULER_VARIABLE
 from crl.errors import BadInput
 from crl.policies.sources import is_whole
 from crl.preflight.shapes import config_file, shape_of
@@ -33,6 +34,10 @@ def machine_checks(experiment: Experiment, *, trains: bool = True) -> list[tuple
         found.append(("runtime.nodes.hostfile", partial(_check_hosts, nodes, most)))
         found.append(("runtime.nodes.endpoint", partial(_check_endpoint, nodes)))
         found.append(("runtime.overlap_engines", partial(_check_meetings, experiment)))
+    if runtime.gpus is not None:
+        found.append(("runtime.gpus", partial(_check_gpus, experiment)))
+    if trains and runtime.parts_elsewhere and runtime.shards > 1:
+        found.append(("runtime.task_runner", check_scheduler))
     if runtime.oversubscribe:
         return found
     found.append(("method.threads", partial(check_threads, method.threads)))
@@ -75,6 +80,39 @@ def check_threads(threads: int, where: str = "method.threads", next_step: str = 
             expected=f"at most {_THREADS_A_CORE * cores}: {_THREADS_A_CORE} threads a core",
             where=where,
             next_step=next_step,
+        )
+
+
+def check_scheduler() -> None:
+    """Raise BadInput where nothing says which Dask cluster is meant."""
+    if not os.environ.get(SCHEDULER_VARIABLE):
+        raise BadInput(
+            f"runtime.task_runner is dask, and {SCHEDULER_VARIABLE} names no cluster",
+            expected="the address of its scheduler, such as tcp://scheduler:8786",
+            where="runtime.task_runner",
+            next_step="start a cluster and set it (docs/scale.md), or leave runtime.task_runner out: on one machine "
+            "engines side by side do the same",
+        )
+
+
+def gpus_here() -> str:
+    """The GPUs of this machine, in words."""
+    from crl.policies.machine import device_bytes, gpu_count
+
+    count = gpu_count()
+    return f"{_counted(count, 'GPU')} of {(device_bytes() or 0) / 1e9:.0f} GB" if count else "no GPU"
+
+
+def _check_gpus(experiment: Experiment) -> None:
+    """Raise BadInput where this machine has not the GPUs that a run is made for: it would share them, or use none."""
+    from crl.preflight.placement import machine_of
+
+    if not machine_of(experiment).here:
+        raise BadInput(
+            f"this machine has {gpus_here()}",
+            expected=f"{experiment.runtime.gpus}, which the run is made for",
+            where="runtime.gpus",
+            next_step="run it on such a machine, or on what is here: --set runtime.gpus=null",
         )
 
 

@@ -11,14 +11,40 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
-from crl.config import Experiment, Method
+from crl.config import Experiment, Method, RoleConfig
 from crl.config.engines import ServerConfig
+from crl.policies import machine as computer
 from crl.records import Weights
 from crl.rounds.stage import Recipe, Stage
 from crl.rounds.waves import together
 
 _LOOKED_AHEAD = 1000
 """Rounds in one of which a stage must be due to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What an experiment is reckoned for: each machine, where it runs on several."""
+
+    gpus: int
+    """0: everything runs on the CPU."""
+    gpu_bytes: int
+    """Memory of each."""
+    here: bool = True
+    """False where this machine has not the GPUs that the experiment is made for."""
+
+    def computed(self, role: RoleConfig) -> RoleConfig:
+        """The role as it is computed there: GPUs have bfloat16."""
+        return computer.computed(role) if self.here else role
+
+
+def machine_of(experiment: Experiment) -> Machine:
+    """This machine, or the one that `runtime.gpus` describes where this one has not as much."""
+    meant = experiment.runtime.gpus
+    count, size = computer.gpu_count(), computer.device_bytes() or 0
+    if meant is None or (count >= meant.count and size >= meant.device_bytes):
+        return Machine(count, size)
+    return Machine(meant.count, meant.device_bytes, here=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +58,33 @@ class EngineLoad:
 
 
 def engines_by_gpu(experiment: Experiment, gpus: int) -> list[list[EngineLoad]]:
-    """Every engine that runs on this machine, which has so many GPUs: those that share one are listed together."""
+    """Every engine that runs on a machine with so many GPUs: those that share one are listed together, in the order of
+    the GPUs; a server over several counts as one of them.
+
+    Of a run on several machines, where `runtime.gpus` says what each has, the first one.
+    """
     runtime, made = experiment.runtime, dict[int, list[EngineLoad]]()
     places = max(1, gpus // runtime.engine_gpus)
     for track, (sampled, trained) in enumerate(_tracks(experiment)):
         first = track * runtime.shards % places
         learning = _learning(experiment, trained, first, gpus)
-        # The parts of the first track may be on other machines then.
+        # The parts of the first track may be on other machines then; each GPU has one worker.
         elsewhere = track == 0 and runtime.parts_elsewhere
-        for shard in range(1 if elsewhere else runtime.shards):
+        several = min(runtime.shards, places if runtime.gpus is not None else 1)
+        for shard in range(several if elsewhere else runtime.shards):
             place = (first + shard) % places
             made.setdefault(place, []).append(EngineLoad(sampled, learning.pop(place, set())))
         for place, owners in learning.items():
             made.setdefault(place, []).append(EngineLoad(set(), owners))
-    return list(made.values())
+    return [made[place] for place in sorted(made)]
 
 
 def _learning(experiment: Experiment, trained: Set[str], first: int, gpus: int) -> dict[int, set[str]]:
     """Which weights are updated in each place, of a track whose first shard has the place `first`."""
     runtime, found = experiment.runtime, {first: set(trained)}
-    for owner in trained if gpus and runtime.nodes is None else ():
-        for rank in range(experiment.method.role(owner).deepspeed.ranks):
+    for owner in trained if gpus and (runtime.nodes is None or runtime.gpus is not None) else ():
+        ranks = experiment.method.role(owner).deepspeed.ranks
+        for rank in range(ranks if runtime.nodes is None else min(ranks, gpus)):
             place = (first * runtime.engine_gpus + rank) % gpus // runtime.engine_gpus
             found.setdefault(place, set()).add(owner)
     return found
@@ -67,6 +99,20 @@ def served(experiment: Experiment) -> dict[str, ServerConfig]:
         for name, engine in engines.items()
         if engine.SERVED and not engine.REMOTE
     }
+
+
+def serving(experiment: Experiment) -> dict[str, str]:
+    """Whose server samples for each of these roles: one has a set of weights, or a base and the adapters of all roles
+    on it that are sampled alike by servers of equal settings (`crl/engine/vllm_weights.py`)."""
+    method, servers = experiment.method, served(experiment)
+    first: dict[object, str] = {}
+    found = {}
+    for name, server in servers.items():
+        owner, role = method.owner(name), method.role(name)
+        base = method.base(name)
+        alike = owner if base is None else (base, role.engine.kind, role.dtype, server.model_dump_json())
+        found[name] = first.setdefault(alike, owner)
+    return found
 
 
 def due_stages(recipe: Recipe, method: Method) -> list[Stage]:

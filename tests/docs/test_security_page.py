@@ -20,7 +20,7 @@ CLAIMS = {
     "a vLLM server that a run starts": ["learning/test_vllm.py"],
     "the gateway of programs that you train": ["unit/gateway/test_server.py"],
     "`crl serve`, `crl bank serve`": ["learning/test_serving.py"],
-    "Dask workers of a run, Prefect's temporary server": ["faults/test_listening.py"],
+    "Prefect's temporary server": ["faults/test_listening.py"],
     "A model's folder": ["unit/config/test_pretrained.py", "unit/policies/test_untrusted.py"],
     "An embedder's folder": ["unit/policies/test_model_embedder.py"],
     "Any file of a run": [

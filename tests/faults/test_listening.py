@@ -1,4 +1,4 @@
-"""Nothing listens to the outside while a run trains: ranks, warm starts, Prefect's temporary server, Dask's workers.
+"""Nothing listens to the outside while a run trains: ranks, warm starts, Prefect's temporary server.
 
 The others are seen where they are started: vLLM in tests/learning/test_vllm.py, `make ui` in
 tests/flows/test_ui_command.py.
@@ -43,18 +43,6 @@ def test_with_ranks_and_a_temporary_server(tmp_path: Path) -> None:
     assert found.outside == set()
     assert any("crl.engine.worker" in each for each in found.inside), "the ranks talk to each other"
     assert any("flows.server" in each for each in found.inside)
-
-
-@pytest.mark.slow
-def test_with_dask_workers(tmp_path: Path) -> None:
-    pytest.importorskip("prefect_dask")
-    plain = {"method__recipe": "{kind: baseline}", "runtime__oversubscribe": True}
-    words = ["train", "conf/tiny.yaml", "--rounds", "1"]
-    for key, value in {**plain, "runtime__shards": 2, "runtime__task_runner": "dask"}.items():
-        words += ["--set", f"{key.replace('__', '.')}={value}"]
-    found = seen(tmp_path, ["-m", "crl", *words])
-    assert found.outside == set()
-    assert any("distributed" in each or "spawn" in each for each in found.inside), found.inside
 
 
 def test_what_listens_is_seen(tmp_path: Path) -> None:

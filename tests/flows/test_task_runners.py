@@ -15,6 +15,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.settings import PREFECT_API_URL
 
+from crl.config.experiment import SCHEDULER_VARIABLE
 from crl.engine.driver import Driver
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput, DataCheckFailed
@@ -27,7 +28,7 @@ from tests.processes import PATIENCE_SECONDS, kill, wait_until
 from tests.unit.engine.fake_recipe import PARTS
 from tests.unit.engine.harness import digests, leftovers, make_driver, make_experiment
 
-SHARDS = 4
+SHARDS, WORKERS = 4, 3
 ORPHAN_SECONDS = 30.0
 SLOW = pytest.mark.slow
 
@@ -38,6 +39,23 @@ def one_shard(tmp_path_factory):
     with make_driver(tmp_path_factory.mktemp("one-shard")) as driver:
         driver.run_rounds(2)
         return digests(driver.run)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """A Dask cluster of three processes on this machine, one part at a time in each."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=WORKERS, threads_per_worker=1, dashboard_address=None, memory_limit=None
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(workers, monkeypatch):
+    """The same, named where a run looks for it."""
+    monkeypatch.setenv(SCHEDULER_VARIABLE, workers.scheduler_address)
+    return workers
 
 
 def spread(name: str = "fake"):
@@ -66,7 +84,7 @@ def said_in(task_run_id: Any, text: str) -> bool:
 
 
 @SLOW
-def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(fake, tmp_path, one_shard):
+def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(fake, cluster, tmp_path, one_shard):
     path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")], "spread/1": ["say", ""]})
     state = train(spread(), rounds=2, return_state=True)
     assert state.result() == {"run": str(path), "rounds": [0, 1, 2]}
@@ -84,7 +102,7 @@ def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(f
 
 
 @SLOW
-def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, one_shard):
+def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, cluster, one_shard):
     path = fake({"spread/1": ["breach", ""]})
     state = train(spread(), rounds=1, return_state=True)
     with pytest.raises(DataCheckFailed, match="row 3 has"):
@@ -106,35 +124,6 @@ def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, one_sh
     assert digests(run) == {key: value for key, value in one_shard.items() if not key.startswith("2/")}
 
 
-@SLOW
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(number, fake, tmp_path, one_shard):
-    markers = [tmp_path / f"marker-{part}" for part in range(PARTS)]
-    fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
-    name = f"fake-{number.name.lower()}"
-    path, mark = tmp_path / name, f"{os.getpid()}-{name}"
-    process = flow_process(tmp_path, spread(name), mark)
-    try:
-        wait_until(
-            lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
-            "every part runs",
-            240.0,
-        )
-        assert process.poll() is None, (tmp_path / "output.txt").read_text()[-3000:]
-        process.send_signal(number)
-        ended = "every process that the flow had started ended"
-        wait_until(lambda: not others(mark, process), ended, ORPHAN_SECONDS)
-        process.wait(PATIENCE_SECONDS)
-        if number == signal.SIGTERM:
-            states = {name: run.state_name for name, run in tasks_of_round(1).items() if name.startswith("spread")}
-            assert set(states.values()) == {"Crashed"} and len(states) == 1 + PARTS
-    finally:
-        kill(marked(mark))
-        process.wait()
-    fake({})
-    finish(path, one_shard)
-
-
 def flow_process(folder, experiment, mark, extra: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     """The flow `train` in a process of its own, as a worker starts it: without the guardian of the command line."""
     script = folder / "flow.py"
@@ -154,17 +143,18 @@ def flow_process(folder, experiment, mark, extra: dict[str, str] | None = None) 
 
 
 @SLOW
-def test_engines_on_a_cluster_that_lives_on_end_with_the_flow(fake, tmp_path, one_shard):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_engines_end_with_the_flow_the_cluster_lives_on_and_a_resume_goes_on(number, fake, tmp_path, one_shard):
     distributed = pytest.importorskip("distributed")
     markers = [tmp_path / f"marker-{part}" for part in range(PARTS)]
     fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
-    path, mark = tmp_path / "fake-cluster", f"{os.getpid()}-cluster"
+    name = f"fake-{number.name.lower()}"
+    path, mark = tmp_path / name, f"{os.getpid()}-{name}"
     # Two parts at a time in each worker process.
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit=None
     ) as cluster:
-        extra = {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
-        process = flow_process(tmp_path, spread("fake-cluster"), mark, extra)
+        process = flow_process(tmp_path, spread(name), mark, {SCHEDULER_VARIABLE: cluster.scheduler_address})
         try:
             wait_until(
                 lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
@@ -174,9 +164,14 @@ def test_engines_on_a_cluster_that_lives_on_end_with_the_flow(fake, tmp_path, on
             assert process.poll() is None, (tmp_path / "output.txt").read_text()[-3000:]
             engines = [int(marker.read_text()) for marker in markers]
             assert len(set(engines)) == PARTS
-            process.kill()
-            process.wait()
-            wait_until(lambda: not any(psutil.pid_exists(pid) for pid in engines), "the engines ended", ORPHAN_SECONDS)
+            process.send_signal(number)
+            wait_until(lambda: not any(map(psutil.pid_exists, engines)), "the engines ended", ORPHAN_SECONDS)
+            ended = "every process that the flow had started ended"
+            wait_until(lambda: not others(mark, process), ended, ORPHAN_SECONDS)
+            process.wait(PATIENCE_SECONDS)
+            if number == signal.SIGTERM:
+                states = {name: run.state_name for name, run in tasks_of_round(1).items() if name.startswith("spread")}
+                assert set(states.values()) == {"Crashed"} and len(states) == 1 + PARTS
             assert len(cluster.scheduler_info["workers"]) == 2
         finally:
             kill(marked(mark))
@@ -199,12 +194,14 @@ def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
 
 
 @SLOW
-def test_a_real_round_in_four_shards_has_the_digests_of_one_shard(copied, finished, prefect_server):
-    tiny_run.cut_back(copied, tiny_run.ROUNDS, "collect")
+def test_two_real_rounds_on_three_processes_have_the_digests_of_one_shard(copied, cluster, finished, prefect_server):
+    tiny_run.cut_back(copied, 1, "collect")
     ensure_limit(tiny_run.NAME)
     resume(copied, {"shards": SHARDS, "task_runner": "dask", "retry_delay_seconds": 0.1})
-    names = [name for name in tasks_of_round(tiny_run.ROUNDS) if " of " in name]
-    assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
+    for number in range(1, tiny_run.ROUNDS + 1):
+        names = [name for name in tasks_of_round(number) if " of " in name]
+        assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
+    assert len(cluster.scheduler_info["workers"]) == WORKERS
     assert tiny_run.digests(copied) == tiny_run.digests(finished)
     assert not tiny_run.leftovers(copied)
 
@@ -215,3 +212,11 @@ def test_a_task_runner_that_is_not_installed_is_named_before_anything_runs(fake,
     with pytest.raises(BadInput, match="Dask task runner is not installed") as raised:
         train(spread(), rounds=1)
     assert "-e '.[dask]'" in str(raised.value) and not path.exists()
+
+
+def test_a_cluster_that_nobody_named_is_said_before_anything_runs(fake, monkeypatch):
+    monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
+    path = fake({})
+    with pytest.raises(BadInput, match=f"{SCHEDULER_VARIABLE} names no cluster"):
+        train(spread(), rounds=1)
+    assert not path.exists()

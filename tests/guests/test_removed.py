@@ -50,16 +50,6 @@ MIXED = {
         ],
         "arms of a study that are guests",
     ),
-    **dict.fromkeys(
-        [
-            "tests/unit/cli/test_doctor.py::test_a_7b_experiment_is_ready_and_what_is_too_big_is_said",
-            "tests/unit/preflight/test_estimate.py::test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before",
-            "tests/unit/preflight/test_needs.py::test_a_7b_experiment_by_hand",
-            "tests/unit/preflight/test_parts.py::test_doctor_says_where_shards_would_have_nothing_to_do",
-            "tests/unit/preflight/test_parts.py::test_the_commands_of_the_page_on_scale_split_the_games",
-        ],
-        "conf/scale/qwen-7b.yaml plays MiniHack",
-    ),
 }
 """Tests that stay where they are and need a guest: why."""
 LEFT = shutil.ignore_patterns(".git", ".venv*", "*.egg-info", "runs", "__pycache__", ".*_cache", ".hypothesis", "build")

@@ -1,4 +1,5 @@
-"""The Dockerfile, the compose files and the Kubernetes manifests pass the linters that docs/team_server.md names."""
+"""The Dockerfile and every file of `deploy` pass the linters that docs/team_server.md names; that of SkyPilot a schema
+of the fields that its documentation has."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINTERS = {
     "Dockerfile": "hadolint",
-    "deploy/*.yaml": "check-jsonschema --builtin-schema vendor.compose-spec",
+    "deploy/compose*.yaml": "check-jsonschema --builtin-schema vendor.compose-spec",
+    "deploy/skypilot.yaml": "check-jsonschema --schemafile tests/unit/skypilot_fields.yaml",
+    "deploy/slurm/*.sbatch": "bash -n",
     "deploy/kubernetes/*.yaml": "kubernetes-validate --strict",
 }
 FILES = {str(path.relative_to(ROOT)): command for glob, command in LINTERS.items() for path in sorted(ROOT.glob(glob))}
@@ -22,6 +25,9 @@ PLANTED = [
     ("deploy/compose.yaml", "    image: postgres", "    imagee: postgres", "imagee"),
     ("deploy/compose.yaml", "    init: true", "    init: [true]", "init"),
     ("deploy/compose.gpu.yaml", "    ipc: host", "    ipc: [host]", "ipc"),
+    ("deploy/skypilot.yaml", "job_recovery:", "job_recover:", "job_recover"),
+    ("deploy/skypilot.yaml", "[143]", "[1430]", "1430"),
+    ("deploy/slurm/train.sbatch", "exit 143\n}", "exit 143\n", "syntax error"),
     ("deploy/kubernetes/worker.yaml", "  replicas: 1", "  replicas: one", "replicas"),
     ("deploy/kubernetes/worker.yaml", "      shareProcessNamespace:", "      shareProcessNamespaces:", "Namespaces"),
 ]
@@ -34,7 +40,7 @@ def refusal(file: str, where: Path) -> str:
     tool = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if tool is None:
         pytest.skip(f"{name} is not installed (the extra dev has it)")
-    done = subprocess.run([tool, *options, str(where)], capture_output=True, text=True, check=False)
+    done = subprocess.run([tool, *options, str(where)], cwd=ROOT, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 

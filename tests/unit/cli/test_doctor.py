@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -174,26 +174,43 @@ def test_modules_that_a_model_lacks_are_named_beside_the_rest(crl: Crl, tiny: Pa
     assert outcome.code == 2 and "target_modules" in outcome.err and "update, actor" in outcome.out
 
 
-def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of its model is on this machine."""
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24_000_000_000))
-    monkeypatch.setattr("crl.policies.machine.device_bytes", lambda: None)
-    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
+def test_what_experiments_for_gpus_need_is_said_for_each_and_for_every_gpu(
+    crl: Crl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine without one, on which nothing of their models is."""
     monkeypatch.setattr("crl.preflight.shapes.config_file", lambda name: None)
-    outcome = crl("doctor", CONF / "scale/qwen-7b.yaml")
+    names = ("one_24gb", "one_h100", "eight_gpus", "two_nodes")
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://gpu-1:8786")
+    outcome = crl("doctor", *(CONF / f"gpu/{name}.yaml" for name in names))
     assert outcome.code == 0, outcome.err
-    lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}
-    assert "weights 15.2 GB, cache 7.5 GB" in lines["sampling, actor"]
-    assert "weights 15.4 GB" in lines["update, actor"], "a frozen base in bfloat16, and an adapter"
-    assert lines["memory"].startswith("too big") and "the machine has 24.0 GB" in lines["memory"]
-    assert lines["model, actor"].startswith("–") and "will be downloaded" in lines["model, actor"]
-    assert lines["disk"].startswith("ok") and "per round" in lines["disk"]
-    assert lines["time"].startswith("ok") and "not known before the first round" in lines["time"]
-    shown = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.startswith("method.roles."))
-    assert shown["method.roles.extractor.model"] == "weights of actor"
-    assert shown["method.roles.extractor.optimizer.learning_rate"] == "weights of actor"
-    assert shown["method.roles.actor.model"] == "Qwen/Qwen2.5-7B-Instruct"
-    assert "probably too big for this machine: memory" in " ".join(outcome.out.split())
+    first, *parts = re.split(r"^ok +experiment +", outcome.out, flags=re.MULTILINE)
+    assert "processor" in first and len(parts) == len(names), "the machine is described once"
+    said = {name: " ".join(part.split()) for name, part in zip(names, parts, strict=True)}
+    for name, gpus, which in (
+        ("one_24gb", "1 GPU of 24 GB", "GPU 0,"), ("one_h100", "1 GPU of 80 GB", "GPU 0,"),
+        ("eight_gpus", "8 GPUs of 80 GB", "GPUs 0 to 7,"), ("two_nodes", "8 GPUs of 80 GB", "GPUs 0 to 7,"),
+    ):  # fmt: skip
+        for text in (
+            f"made for {gpus} (runtime.gpus), and reckoned for such a machine; here: no GPU",
+            f"{which} sampling", f"{which} update of actor", f"{which} update of extractor", "memory of a GPU at most",
+            "memory of the machine at most", "will be downloaded from Hugging Face on first use", "disk about",
+        ):  # fmt: skip
+            assert text in said[name], (name, text)
+    for text in ("base 8.0 GB", "cache 4.9 GB", "optimizer", "gradients", "activations", "base of actor"):
+        assert text in said["one_24gb"], text
+    assert "vLLM server, actor 0.8 of a GPU, 64.0 GB: weights 15.2 GB, cache 48.8 GB" in said["one_h100"]
+    assert "vLLM server, extractor" in said["eight_gpus"] and "vLLM server, extractor" not in said["one_h100"]
+    end = " ".join(outcome.out.split())
+    assert end.endswith("ready, but probably too big for this machine: GPUs"), "each fits its own machine"
+
+
+def test_a_run_does_not_start_without_the_gpus_that_it_is_made_for(crl: Crl, tiny: Path) -> None:
+    settings = ("--set", "runtime.gpus={count: 64, gigabytes: 80}")
+    outcome = crl("train", tiny, "--no-prefect", *settings)
+    assert outcome.code == 2 and "made for" in outcome.err and "--set runtime.gpus=null" in outcome.err
+    assert crl("doctor", tiny, *settings).code == 0
+    over = crl("doctor", tiny, "--set", "runtime.gpus={gigabytes: 0.001}")
+    assert over.code == 0 and "too big  memory of a GPU" in over.out
 
 
 @pytest.mark.parametrize(

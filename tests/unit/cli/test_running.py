@@ -173,6 +173,27 @@ def test_what_an_interrupted_command_asked_for_is_not_forgotten(
     assert "of 7 rounds asked for" in crl("status", "tiny").out
 
 
+@pytest.mark.slow
+def test_until_ends_with_the_same_round_however_often_it_is_typed(
+    crl: Crl, fake: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = crl("train", fake, "--rounds", "1", "--until", "2")
+    assert both.code == 2 and "--rounds 1 and --until 2" in both.err and not (runs / "tiny").exists()
+    assert crl("train", fake, "--until", "1", "--no-prefect").code == 0
+    monkeypatch.setenv("CRL_FAKE", json.dumps({"learn": ["raise", ""]}))
+    stopped = crl("train", fake, "--until", "2", "--no-prefect")
+    assert stopped.code == 1 and "round 2" in stopped.out
+    monkeypatch.setenv("CRL_FAKE", "{}")
+    on = crl("train", fake, "--until", "2", "--no-prefect")
+    assert on.code == 0 and "experiment tiny: 1 round into" in on.out and "--until" not in on.out.partition("next:")[2]
+    complete = stage_digests(runs / "tiny")
+    assert len(complete) == 9
+    for last in ("2", "1"):
+        again = crl("train", fake, "--until", last, "--no-prefect")
+        assert again.code == 0 and f"has its rounds until {last}" in again.out
+    assert stage_digests(runs / "tiny") == complete
+
+
 def test_a_second_process_is_refused_with_the_owner_named(crl: Crl, fake: Path, runs: Path) -> None:
     from crl.config.load import load_experiment
     from crl.run.directory import RunDirectory

@@ -180,26 +180,52 @@ SERVED = {"method.roles.actor.engine": "vllm", "method.roles.extractor.engine": 
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
     """GPUs of 80 GB."""
-    monkeypatch.setattr("crl.preflight.estimate.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
     monkeypatch.setattr("crl.policies.machine.device_bytes", lambda: 80_000_000_000)
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
 
 
-def test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_on_a_gpu_take_their_shares_and_trainers_the_rest_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu(monkeypatch)
-    path = ROOT / "conf/scale/qwen-7b.yaml"
-    here, served = (estimate(load_experiment(path, more)) for more in ({}, {"method.roles.actor.engine": "vllm"}))
-    update = here.updates["actor"]
-    assert here.device_bytes > update.kept + 2 * here.sampling["actor"].weights
-    assert update.peak < served.device_bytes == 64_000_000_000, "two servers, of the extractor as well"
-    assert {sum(parts.values()) for parts in served.servers.values()} == {32_000_000_000}
-    assert served.sampling["actor"].cache == 0 < served.sampling["actor"].loading
-    # With weights of its own, the server of one role stays while the other is updated.
-    own = {"model": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16", "engine": "vllm", "lora": {}, "context": 4096}
-    two = estimate(load_experiment(path, {"method.roles.actor.engine": "vllm", "method.roles.extractor": own}))
-    assert two.device_bytes == max(each.peak for each in two.updates.values()) + 32_000_000_000
-    elsewhere = {"actor": {"address": "http://gpu:8000"}}
-    made = load_experiment(path, {"method.roles.actor.engine": "vllm", "runtime.servers": elsewhere})
-    assert estimate(made).device_bytes == update.peak and not estimate(made).servers
+    path = ROOT / "conf/gpu/one_h100.yaml"
+    own = {"model": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16", "lora": {}, "context": 4096}
+    part = {role: {"gpu_memory_utilization": 0.4} for role in ("actor", "extractor")}
+    shared, here = (
+        estimate(load_experiment(path, more))
+        for more in ({"runtime.servers": part}, {"method.roles.actor.engine": "transformers", "runtime.servers": {}})
+    )
+    [with_server], [alone] = shared.gpus, here.gpus
+    assert {name for name, size in alone["sampling"].items() if size} == {
+        "base", "weights", "kept trainer", "cache", "working"
+    }  # fmt: skip
+    assert {name: size for name, size in with_server["sampling"].items() if size} == {"server of actor": 32_000_000_000}
+    assert shared.servers["actor"]["weights"] == 2 * SHAPES["Qwen/Qwen2.5-7B-Instruct"].parameters
+    assert with_server["update of actor"] == alone["update of actor"] | {"sampling weights": 0}
+    assert shared.device_bytes == max(32_000_000_000, sum(with_server["update of actor"].values()))
+    # With weights of its own a role has a server of its own.
+    two = estimate(
+        load_experiment(path, {"method.roles.extractor": {**own, "engine": "vllm"}, "runtime.servers": part})
+    )
+    assert sum(two.gpus[0]["sampling"].values()) == 64_000_000_000 and two.handed_over == {}
+    assert two.host["servers that sleep"] == 2 * shared.host["servers that sleep"]
+    apart = estimate(load_experiment(path, {"runtime.servers": {"actor": {"gpu_memory_utilization": 0.3}}}))
+    assert apart.servers.keys() == {"actor", "extractor"}, "other settings: a server of its own"
+    elsewhere = {role: {"address": "http://gpu:8000"} for role in ("actor", "extractor")}
+    made = estimate(load_experiment(path, {"runtime.servers": elsewhere}))
+    assert not made.servers and "server of actor" not in made.gpus[0]["sampling"] and made.handed_over
+
+
+def test_each_machine_is_reckoned_for_where_this_one_has_not_the_gpus_that_a_run_is_made_for() -> None:
+    eight, two = (estimate(load_experiment(ROOT / f"conf/gpu/{name}.yaml")) for name in ("eight_gpus", "two_nodes"))
+    for made in (eight, two):
+        assert not made.machine.here and (made.machine.gpus, made.machine.gpu_bytes) == (8, 80_000_000_000)
+        assert len(made.gpus) == 8 and all(gpu == made.gpus[0] for gpu in made.gpus)
+        assert made.device_bytes < 80_000_000_000
+    first, second = (made.gpus[0]["update of actor"] for made in (eight, two))
+    assert second["optimizer"] == pytest.approx(first["optimizer"] / 2, rel=1e-6), "twice as many ranks"
+    assert estimate(load_experiment(ROOT / "conf/gpu/one_24gb.yaml")).device_bytes < 24_000_000_000
+    small = load_experiment(ROOT / "conf/tiny.yaml", {"runtime.gpus": {"gigabytes": 1e-3}})
+    assert estimate(small).device_bytes > 1_000_000
 
 
 @pytest.mark.parametrize(("gpus", "engines"), [(1, 3), (2, 2), (3, 1)])
@@ -234,20 +260,23 @@ def test_time_is_told_from_the_rounds_that_a_run_has(tmp_path: Path) -> None:
 
 def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu(monkeypatch)
-    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
 
     def told(**runtime: object) -> dict[str, Need]:
         settings = {f"runtime.{name}": value for name, value in runtime.items()}
         made = load_experiment(ROOT / "conf/tiny.yaml", {**SERVED, **settings})
         return {need.name: need for need in needs(made, estimate(made), 1, tmp_path)}
 
-    alone, two = told(), told(shards=2, servers={"actor": {"folder": str(tmp_path)}})
-    assert alone["vLLM server, actor"].message == "0.4 of the GPU's memory: 32.0 GB"
-    assert "for the largest process, vLLM servers included; the GPU has 80.0 GB" in alone["memory of the GPU"].message
-    assert alone["memory of the GPU"].fits and not two["memory of the GPU"].fits
-    assert "for the 2 engines that share one" in two["memory of the GPU"].message
-    assert "gpu_memory_utilization" in two["memory of the GPU"].mend
+    elsewhere = {"extractor": {"address": "http://gpu:8000", "folder": str(tmp_path)}}
+    alone, two = told(), told(shards=2, servers=elsewhere)
+    assert "0.4 of a GPU, 32.0 GB: weights" in alone["vLLM server, actor"].message
+    assert alone["GPU 0, sampling"].message.startswith("64.")
+    assert "each has 80.0 GB" in alone["memory of a GPU"].message and alone["memory of a GPU"].fits
+    assert "for the 2 engines that share one" in two["memory of a GPU"].message
     assert f"in {tmp_path} for vLLM servers" in two["disk"].message
+    three = told(shards=3)["memory of a GPU"]
+    assert not three.fits and "gpu_memory_utilization" in three.mend
+    narrow = told(servers={"actor": {"gpu_memory_utilization": 1e-6}})["vLLM server, actor"]
+    assert not narrow.fits and "holds 0 full contexts" in narrow.message
 
 
 def test_without_a_gpu_a_server_is_a_process_with_weights_and_a_cache() -> None:
@@ -258,13 +287,16 @@ def test_without_a_gpu_a_server_is_a_process_with_weights_and_a_cache() -> None:
     assert served.machine_bytes > plain.machine_bytes + 2 * parts["cache"]
 
 
-def test_the_weights_that_servers_are_given_must_fit_where_they_are_written(
+def test_the_weights_that_servers_elsewhere_are_given_must_fit_where_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     changes = {**SERVED, "runtime.min_free_gigabytes": 0, "runtime.shards": 2}
-    own = {**changes, "runtime.servers": {"actor": {"folder": str(tmp_path / "shared")}}}
-    made = load_experiment(ROOT / "conf/tiny.yaml", own)
+    servers = {
+        "actor": {"address": "http://one:8000", "folder": str(tmp_path / "shared")},
+        "extractor": {"address": "http://two:8000"},
+    }
+    made = load_experiment(ROOT / "conf/tiny.yaml", {**changes, "runtime.servers": servers})
     each = 2 * 4 * tiny_with_head()
     assert estimate(made).handed_over == {tmp_path / "shared": each, tmp_path: each}
     enough = (still_to_write(made, tmp_path / "run", 1) or 0) + 2 * each

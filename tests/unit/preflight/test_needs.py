@@ -25,7 +25,18 @@ from tests import tiny_run
 from tests.marks import sampled
 from tests.recipe_runs import requires
 
-SCALE = tiny_run.ROOT / "conf/scale/qwen-7b.yaml"
+H100 = tiny_run.ROOT / "conf/gpu/one_h100.yaml"
+ALONE = {
+    "method.roles.actor.engine": "transformers",
+    "method.roles.extractor": {"weights": "actor", "context": 4096, "sampling": {"max_new_tokens": 256}},
+    "method.roles.actor.context": 4096,
+    "method.roles.actor.lora": {"r": 16},
+    "method.rollout.wave_groups": 4,
+    "method.families.0.groups": 8,
+    "method.recipe.distill.batch": 32,
+    "runtime.servers": {},
+}
+"""One set of weights, sampled in the run's own process."""
 SHAPE = ModelShape(vocabulary=1000, hidden=64, layers=3, key_value=32, intermediate=160, query=128)
 # 64 × (2 × 128 + 2 × 32) + 3 × 64 × 160 a layer; 1000 × 64 for the embeddings, which the head shares.
 LAYER, TABLE = 51_200, 64_000
@@ -197,15 +208,14 @@ def test_the_head_is_counted_where_tokens_are_trained() -> None:
     assert head_memory(SHAPE, half, 700) == 2 * 2 * 3 * 700 * 1000 + 64 * at_work
 
 
-def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_7b_experiment_by_hand() -> None:
     """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
-    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
-    experiment = load_experiment(SCALE)
+    experiment = load_experiment(H100, ALONE)
     needed = estimate(experiment)
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]
     assert actor.weights == 2 * parameters and update.weights == 2 * parameters + 4 * adapters
-    assert actor.cache == 32 * 4096 * 28 * 2 * 512 * 2  # rows, tokens, layers, keys and values, width, bytes
+    assert actor.cache == 32 * 4160 * 28 * 2 * 512 * 2  # rows, slots, layers, keys and values, width, bytes
     assert (
         needed.written_bytes
         == 12 * adapters
@@ -216,7 +226,13 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # Both roles play with copies of their own, beside the trainer that the last round left.
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30
-    assert needed.device_bytes < 80e9, "it is meant for one GPU of 80 GB"
+    [gpu] = needed.gpus
+    assert sum(gpu["sampling"].values()) == held + actor.cache + actor.working == needed.device_bytes
+    assert gpu["update of actor"] == {
+        **dict.fromkeys(("base", "sampling weights", "kept trainer", "buffers", "reference"), 0),
+        "weights": update.weights, "gradients": 4 * adapters, "optimizer": update.optimizer,
+        "activations": update.activations, "head": update.head, "buffers": update.buffers,
+    }  # fmt: skip
 
 
 def test_a_frozen_base_is_held_in_the_type_of_its_file() -> None:
