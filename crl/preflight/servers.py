@@ -59,15 +59,25 @@ def _check_alone(owner: str, other: str, address: str) -> None:
 def _check_memory(experiment: Experiment, owner: str) -> None:
     """Raise BadInput where the servers that start on one GPU would take all of its memory.
 
-    Each engine starts one per role, also of roles that share weights. It is said at the last that has one.
+    Each engine starts one per set of weights, or per base of several. It is said at the last role that has one.
     """
     from crl.policies.machine import gpu_count  # torch takes seconds to import
 
+    method = experiment.method
     started = {name: each.gpu_memory_utilization for name, each in served(experiment).items() if each.address is None}
-    if not (gpus := gpu_count()) or owner != experiment.method.owner([*started][-1]):
+    if not (gpus := gpu_count()) or owner != method.owner([*started][-1]):
         return
+    holders: dict[str, list[str]] = {}
+    for name in started:
+        holders.setdefault(method.base(method.owner(name)) or method.owner(name), []).append(name)
     taken = [
-        (len(engines), {name: share * sum(name in each.sampled for each in engines) for name, share in started.items()})
+        (
+            len(engines),
+            {
+                " and ".join(names): started[names[0]] * sum(not each.sampled.isdisjoint(names) for each in engines)
+                for names in holders.values()
+            },
+        )
         for engines in engines_by_gpu(experiment, gpus)
     ]
     count, shares = max(taken, key=lambda each: sum(each[1].values()))
@@ -77,7 +87,7 @@ def _check_memory(experiment: Experiment, owner: str) -> None:
     raise BadInput(
         f"the servers that start on one GPU would take {told} of its memory"
         + (f": {count} engines share it" if count > 1 else ""),
-        expected=f"at most {_MOST_OF_A_GPU} together: they run side by side, one per role in each engine",
+        expected=f"at most {_MOST_OF_A_GPU} together: they run side by side, one per set of weights in each engine",
         where=f"runtime.servers.{owner}.gpu_memory_utilization",
         next_step="lower the shares, or start a server elsewhere and name its address"
         + (", or run fewer engines: runtime.shards, runtime.overlap_engines" if count > 1 else ""),

@@ -72,16 +72,16 @@ def test_servers_of_one_engine_share_the_memory_of_its_gpus(
         assert error.where == "runtime.servers.extractor.gpu_memory_utilization"
 
 
-def test_roles_that_share_weights_have_a_server_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roles_that_share_weights_or_a_base_share_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
     shared = {"method.roles.actor.engine": "vllm", "method.roles.extractor": {"weights": "actor"}}
     shared["method.recipe.warm_start.extractor_episodes"] = 0
-    assert not refusals(shared, {"actor": {"gpu_memory_utilization": 0.45}})
-    error = refusals(shared, {"actor": {"gpu_memory_utilization": 0.6}})["actor"]
-    assert "0.6 for actor and 0.6 for extractor" in error.found
-    assert error.where == "runtime.servers.actor.gpu_memory_utilization"
-    alone = {**shared, "method.recipe.kind": "baseline", "method.recipe.warm_start": None}
-    assert not refusals(alone, {"actor": {"gpu_memory_utilization": 0.6}}), "the baseline has no extractor"
+    half = {"actor": {"gpu_memory_utilization": 0.6}}
+    based = {**BOTH, "method.roles.actor.lora": {}, "method.roles.extractor": {"base": "actor", "lora": {}}}
+    for changes, servers in ((shared, half), (based, {**half, "extractor": half["actor"]})):
+        assert not refusals(changes, servers)
+        [error] = refusals(changes, servers, shards=2).values()
+        assert "1.2 for actor and extractor of its memory: 2 engines share it" in error.found
 
 
 SHARED = "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"
