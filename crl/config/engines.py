@@ -49,10 +49,15 @@ class ServerConfig(Model):
     cache_gigabytes: int = Field(1, ge=1, le=10_000, description="Key-value cache of a server started on a CPU.")
     folder: Path | None = Field(
         None,
-        description="Folder for handing over weights; a running server must see it under the same path. null: "
+        description="Folder in which a running server is given weights; it must see it under the same path. null: "
         "the system's temporary folder.",
     )
-    requests: int = Field(64, ge=1, le=4096, description="Requests at the same time.")
+    requests: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Requests at the same time; null: as many as vLLM has rows to sample, 64 of an endpoint.",
+    )
     start_seconds: float = Field(600, ge=1, le=86_400, description="Longest wait for the server to start or reload.")
     answer_seconds: float = Field(
         600, ge=0.1, le=86_400, description="Longest wait for an answer before the server counts as hanging."

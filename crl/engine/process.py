@@ -30,7 +30,7 @@ from typing import IO
 import psutil
 
 from crl.run.files import machine_digest
-from crl.run.guardian import MARK, guard
+from crl.run.guardian import MARK, SHARED_MEMORY, guard, short
 
 _LAST_LINES_SECONDS = 10.0
 """For output that is under way when the process has ended; a child of it that lives on may hold it open for longer."""
@@ -41,6 +41,7 @@ LINE_LENGTH = 2000
 """What is kept of a line."""
 _FOLDER = re.compile(r"crl-engine-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-")
 _DAY = 86_400.0
+_TICK_SECONDS = 0.02
 
 OnLine = Callable[[str], None]
 
@@ -153,12 +154,21 @@ class ProcessGroup:
             if self.output is not None:
                 self.output.join(1.0)
 
-    def stop(self, patience_seconds: float) -> None:
-        """Ask it to end, and kill what is left of the group after so many seconds; returns when it has ended."""
+    def stop(self, patience_seconds: float, *, whole: bool = False) -> None:
+        """Ask it to end, or the `whole` group, and kill what is left of the group after so many seconds; returns when
+        it has ended."""
+        until = time.monotonic() + patience_seconds
         self.terminate()
         if self.running and self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience_seconds)
+        if whole and self._process is not None and not self._left:
+            # Python's trackers in it remove what its processes had in shared memory, once these have ended.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+                while time.monotonic() < until:
+                    os.killpg(self._process.pid, 0)
+                    time.sleep(_TICK_SECONDS)
         self.kill()
 
     def last_lines(self, count: int) -> list[str]:
@@ -239,6 +249,14 @@ class ProcessOutput:
             self._news.notify_all()
 
 
+def shared_memory(size: int) -> Path | None:
+    """The folder of the machine's shared memory, where it has so much room."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(SHARED_MEMORY).free > size:
+            return SHARED_MEMORY
+    return None
+
+
 def own_folder(parent: Path | None = None) -> Path:
     """A new folder that only this user may enter. Those of processes that were killed are removed: exported weights are
     as large as the model. Another machine's process (or container's, in a `parent` that they share) counts as gone once
@@ -247,7 +265,8 @@ def own_folder(parent: Path | None = None) -> Path:
     for left in root.glob("crl-engine-*"):
         if _left_behind(left, shared=parent is not None):
             shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"crl-engine-{machine_digest()}-{os.getpid()}-", dir=root))
+    name = f"crl-engine-{machine_digest()}-{os.getpid()}-{short(guard())}-"
+    return Path(tempfile.mkdtemp(prefix=name, dir=root))
 
 
 def _left_behind(folder: Path, *, shared: bool) -> bool:

@@ -2,11 +2,11 @@
 
 At most one set of weights per role is held: those of the next round replace those of the last. A trainer stays from
 round to round. Its optimizer state is several times its model, so at most one is held, no sampling copy of its role
-beside it, and none on a GPU when a server starts there: then it rests in the machine's memory, if it can. Where there
-is room (`policies.machine.all_stay`) both trainers stay, and new weights are read into the living copy. The frozen base
-of several roles (`frozen_base`) stays, unless such a server starts. A trainer that a stage asked for counts as dirty
-until the stage says which update it has reached (`trained`); a stage that failed in between never hands on half an
-update.
+beside it, and none on a GPU when a server starts or wakes there: then it rests in the machine's memory, if it can.
+Where there is room (`policies.machine.all_stay`) both trainers stay, and new weights are read into the living copy. A
+vLLM server stays as long as this process; on a GPU it sleeps while a trainer works. The frozen base of several roles
+(`frozen_base`) stays, unless such a server starts. A trainer that a stage asked for counts as dirty until the stage
+says which update it has reached (`trained`); a stage that failed in between never hands on half an update.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from crl.run.seeds import seed_for
 if TYPE_CHECKING:
     from crl.config.models import Ways
     from crl.engine.frozen_base import FrozenBase
+    from crl.engine.vllm_weights import ServedWeights, VllmServers
     from crl.learn.trainer import Trainer
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
@@ -50,6 +51,8 @@ class EngineServices:
         self._environments: dict[tuple[str, int], Environment] = {}
         """By task family, and how many of its changes have come."""
         self._policies: dict[str, tuple[str, LoadedPolicy]] = {}
+        self._servers: VllmServers | None = None
+        """Those of vLLM that were started here: they live as long as this process."""
         self._templates: dict[str, str] = {}
         self._used: dict[str, dict[str, str]] = {}
         self._embedder: Embedder | None = None
@@ -92,6 +95,7 @@ class EngineServices:
     def _policy(self, role: str, weights: Weights) -> Policy:
         held = self._policies.get(role)
         if held is not None and held[0] == weights.weights_digest:
+            self._make_room_for_servers()
             return held[1]
         self._prepare_torch()
         # Before anything is taken out: where files are missing, what is held stays held, and is closed by `release`.
@@ -111,21 +115,20 @@ class EngineServices:
                 _collect()
             from crl.policies import load_policy
 
-            server = self._server(role) if config.engine.SERVED else None
-            if config.engine.SERVED and not config.engine.REMOTE and (server is None or server.address is None):
-                self._make_room_for_server()
             with self._seeded("weights", role):
                 policy = load_policy(
                     config,
                     model_path,
                     checkpoint,
                     threads=self._method.threads,
-                    server=server,
+                    server=self._server(role) if config.engine.SERVED else None,
                     weights=weights.weights_digest,
                     way=None if (ways := self._ways_of(role)) is None else ways.sampling,
                     base=self._shared_base(role, model_path),
+                    served=self._served(role, model_path) if config.engine.kind == "vllm" else None,
                 )
         self._policies[role] = (weights.weights_digest, policy)
+        self._make_room_for_servers()
         return policy
 
     def _ways_of(self, role: str) -> Ways | None:
@@ -136,11 +139,12 @@ class EngineServices:
             self._ways = ways_of(self._run)
         return self._ways.get(self._method.owner(role))
 
-    def _make_room_for_server(self) -> None:
-        """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
+    def _make_room_for_servers(self) -> None:
+        """On a GPU a server takes its share of the memory when it starts or wakes: a trainer that is only kept goes
+        before."""
         from crl.policies.machine import gpu_count
 
-        if gpu_count() and not self._all_small():
+        if self._servers is not None and self._servers.rests and gpu_count() and not self._all_small():
             self._set_aside([role for role, (digest, _) in self._trainers.items() if digest])
             self._frozen.clear()  # no role of theirs is sampled from here: the engine is the base's
             _collect()
@@ -148,10 +152,20 @@ class EngineServices:
     def _server(self, role: str) -> ServerConfig | None:
         return last_runtime(self._run.path).servers.get(self._method.owner(role))
 
+    def _served(self, role: str, model_path: Path) -> ServedWeights:
+        from crl.engine.vllm_weights import VllmServers, roles_beside
+
+        self._servers = self._servers or VllmServers()
+        owner = self._method.owner(role)
+        roles, config = roles_beside(self._method, owner, lambda name: self._server(name) or ServerConfig())
+        return self._servers.weights(owner, roles, model_path, config, self._method.threads)
+
     def trainer(self, role: str, weights: Weights) -> Trainer:
         """The role's trainer standing at the weights of a row, optimizer state included."""
         held = self._trainers.get(role)
         small = self._all_small()
+        if not small and self._servers is not None:
+            self._servers.sleep()
         if not small:  # on a base that others stand on as well, one has hardly more than an adapter
             self._set_aside([each for each in self._trainers if each != role and self._method.base(each) is None])
         if held is not None and held[0] == weights.weights_digest:
@@ -159,8 +173,9 @@ class EngineServices:
             trainer.wake()
         else:
             self._drop_trainers([role])
-            # These weights are about to change: the sampling copy would only take room.
+            # These weights are about to change: the sampling copy would only take room. A server takes new ones.
             copies = [name for name in self._policies if self._method.owner(name) == role]
+            copies = [name for name in copies if self._method.role(name).engine.kind != "vllm"]
             if not small and copies:
                 for name in copies:
                     self._policies.pop(name)[1].close()
@@ -234,10 +249,12 @@ class EngineServices:
             _torch().manual_seed(self._stage_seed)
 
     def release(self) -> None:
-        """Free every model. Environments stay: they are small."""
+        """Free every model; servers sleep where that frees memory. Environments stay: they are small."""
         for _, policy in self._policies.values():
             policy.close()
         self._policies.clear()
+        if self._servers is not None:
+            self._servers.sleep()
         if self._embedder is not None:
             from crl.policies.embedders import load_embedder
 
@@ -251,6 +268,8 @@ class EngineServices:
         """Free everything."""
         self._drop_trainers(list(self._trainers))
         self.release()
+        if self._servers is not None:
+            self._servers.close()
         self._close_environments()
 
     # -- inside ----------------------------------------------------------------------------------------------------

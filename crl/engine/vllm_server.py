@@ -12,8 +12,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crl.config import RoleConfig
 from crl.config.engines import ServerConfig, interpreter
@@ -31,8 +33,28 @@ _ERROR = re.compile(r"\b\w*(Error|Exception): .+")
 _PROBE_SECONDS = 60.0
 _TOKENS_OF_A_PASS = 4096
 _LOGPROBS_MODE = "processed_logprobs"
+NAME = "model"
+"""What a server that is started here calls the weights that are no adapter's."""
+_EXTENSION = "vllm_worker.py"
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM makes room for."""
 _CERTAIN = 1e-3
 """Distance from 0, in nats, at which a log-probability still says that nothing else could be drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """How many adapters a server holds at a time, and the room for each."""
+
+    count: int
+    rank: int
+
+    @classmethod
+    def of(cls, roles: Sequence[RoleConfig]) -> Adapters | None:
+        """Room for those of the roles; None where one of them has none, or a rank beyond vLLM's."""
+        ranks = [role.lora.r for role in roles if role.lora is not None]
+        room = next((rank for rank in _RANKS if rank >= max(ranks, default=0)), None)
+        return None if room is None or len(ranks) < len(roles) else cls(len(ranks), room)
 
 
 def check_server(role: str, server: ServerConfig, context: int) -> None:
@@ -131,13 +153,21 @@ def wrong_logprobs(client: Client, where: str) -> BadInput | None:
 
 
 class VllmServer:
-    """One server process on one directory of weights at a time."""
+    """One server process, started on the weights of a directory; `adapters` may be loaded beside them."""
 
-    def __init__(self, name: str, server: ServerConfig, role: RoleConfig, threads: int) -> None:
-        self.name, self._server, self._role, self._threads = name, server, role, threads
+    def __init__(
+        self, name: str, server: ServerConfig, role: RoleConfig, threads: int, adapters: Adapters | None = None
+    ) -> None:
+        self.name, self.config, self._role, self._threads = name, server, role, threads
+        self.adapters = adapters
         self._folder = own_folder()
         self._process: ProcessGroup | None = None
         self._errors: list[str] = []
+        self._asleep = False
+        self.answers: dict[str, Any] = {}
+        """What whoever samples from it keeps of what it was given, by owner."""
+        self.starts = 0
+        """How often it was started: what an earlier process was given is gone."""
         self.client: Client | None = None
         """The connection, while it runs."""
 
@@ -151,28 +181,61 @@ class VllmServer:
         """Its process id."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def refuses_adapters(self) -> bool:
+        """Whether what it wrote before it ended was about adapters: vLLM has none for every architecture."""
+        return self.adapters is not None and any("lora" in line.lower() for line in self._errors)
+
     def start(self, weights: Path) -> Client:
         """Start it on a directory of weights and wait until it is ready. Raises EngineDied where it is not."""
         self.kill()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         socket = self._folder / "socket"
         socket.unlink(missing_ok=True)
+        shutil.copy(Path(__file__).with_name(_EXTENSION), self._folder)
         self._process = ProcessGroup(
-            command_line(interpreter(self._server), weights, socket, self._role, self._server),
+            command_line(interpreter(self.config), weights, socket, self._role, self.config, self.adapters),
             name=self.name,
-            environment=environment(self._server, self._threads),
+            environment={**environment(self.config, self._threads), "PYTHONPATH": str(self._folder)},
             folder=self._folder,
             on_line=self._hear,
         )
-        self._errors = []
+        self._errors, self._asleep = [], False
+        self.starts += 1
         self._process.start()
-        self.client = Client(self.name, self._server, "http://localhost", socket=str(socket))
+        self.client = Client(self.name, self.config, "http://localhost", socket=str(socket))
         while not self.client.healthy():
             if not self._process.running:
                 raise self.died("did not start: it")
-            if self._process.age_seconds > self._server.start_seconds:
-                raise self.died(f"did not start within {self._server.start_seconds:.0f} s; it")
+            if self._process.age_seconds > self.config.start_seconds:
+                raise self.died(f"did not start within {self.config.start_seconds:.0f} s; it")
             time.sleep(_TICK_SECONDS)
         return self.client
+
+    def sleep(self) -> None:
+        """Give its share of the GPUs back until it is woken; its weights wait in the host's memory."""
+        # On a CPU vLLM only lets requests wait: nothing would be freed.
+        if self.client is None or not self.running or self._asleep or not gpu_count():
+            return
+        try:
+            self.client.post("/sleep?level=1", None, timeout=self.config.start_seconds)
+            self._asleep = True
+        except (BadInput, EngineDied):
+            self.kill()  # the memory is needed now; it is started again
+
+    def awake(self) -> Client | None:
+        """The connection to it, woken where it slept; None: it does not run. Raises EngineDied where it will not."""
+        if self.client is None or not self.running:
+            return None
+        if self._asleep:
+            self.client.post("/wake_up", None, timeout=self.config.start_seconds)
+            self._asleep = False
+        return self.client
+
+    @property
+    def rests(self) -> bool:
+        """Whether it needs memory of a GPU that it does not have now: it was not started, or sleeps."""
+        return not self.running or self._asleep
 
     def died(self, what: str) -> EngineDied:
         """The error that says what became of it, with its last lines. What is left of it is ended."""
@@ -200,22 +263,27 @@ class VllmServer:
             self.client.close()
             self.client = None
         if self._process is not None:
-            self._process.kill()
+            self._process.stop(_STOP_SECONDS, whole=True)
 
     def stop(self) -> None:
-        """End it for good."""
-        if self._process is not None:
-            self._process.stop(_STOP_SECONDS)
+        """End it, and remove its folder. It can be started again."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, server: ServerConfig) -> list[str]:
+def command_line(
+    python: Path,
+    weights: Path,
+    socket: Path,
+    role: RoleConfig,
+    server: ServerConfig,
+    adapters: Adapters | None = None,
+) -> list[str]:
     """How a server is started. `vllm serve` is not used: the CPU build of 0.32 has no metadata under that name."""
     words = [
         str(python), "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(weights),
-        "--served-model-name", "model",
+        "--served-model-name", NAME,
         "--uds", str(socket),
         "--dtype", role.dtype,
         "--max-model-len", str(role.context),
@@ -225,9 +293,15 @@ def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, se
         "--generation-config", "vllm",
         "--seed", "0",
         "--uvicorn-log-level", "warning",
+        "--worker-extension-cls", f"{_EXTENSION.removesuffix('.py')}.Worker",
     ]  # fmt: skip
+    if adapters is not None:
+        # One more in memory: the next one of a role is checked before the last one goes.
+        words += ["--enable-lora", "--max-lora-rank", str(adapters.rank), "--max-loras", str(adapters.count)]
+        words += ["--max-cpu-loras", str(adapters.count + 1)]
     if gpu_count():
         words += [
+            "--enable-sleep-mode",
             "--tensor-parallel-size",
             str(server.tensor_parallel_size),
             "--gpu-memory-utilization",
@@ -235,6 +309,8 @@ def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, se
         ]
     else:
         words.append("--enforce-eager")  # compiling for the CPU takes minutes and gains little
+        # The worker in the engine's process: one process less starts, and none meets another in shared memory.
+        words += ["--distributed-executor-backend", "uni"]
         # A prompt that one pass cannot hold would be read in two, after which vLLM 0.32 turns the request's generator
         # back: on a CPU it cannot, and its engine ends ("CPU Generator does not use offset").
         words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(role.context, _TOKENS_OF_A_PASS))]
@@ -249,6 +325,7 @@ def environment(server: ServerConfig, threads: int) -> dict[str, str]:
         **on_loopback(),
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that take weights; the socket's folder keeps others out
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_KVCACHE_SPACE": str(server.cache_gigabytes),
@@ -259,7 +336,7 @@ def environment(server: ServerConfig, threads: int) -> dict[str, str]:
         # Its processes set titles, which by default are written over the environment that the guardian finds them by.
         "SPT_NOENV": "1",
         # Without a GPU the first request would wait a minute for a compiler, for a count that nobody asks for.
-        **({} if gpu_count() else {"TORCH_COMPILE_DISABLE": "1"}),
+        **({} if gpu_count() else {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
     }
 
 

@@ -37,16 +37,18 @@ def load_policy(
     weights: str = "",
     way: Sampling | None = None,
     base: Callable[[Any], Any] | None = None,
+    served: Any = None,
 ) -> LoadedPolicy:
     """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
 
     `server` (None: the defaults) and `weights`, the digest of the weights, are for engines that sample by a server;
     `way` (None: tried when it is loaded) and `base`, which makes a base model that several roles stand on, for the one
-    that samples here.
+    that samples here; `served` for vLLM, the weights that several roles have (`crl.engine.vllm_weights`).
     """
-    served: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
-    served |= {"way": way, "base": base} if role.engine.kind == "transformers" else {}
-    policy: LoadedPolicy = role.engine.load(role, model_path, checkpoint, threads=threads, **served)
+    more: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
+    more |= {"way": way, "base": base} if role.engine.kind == "transformers" else {}
+    more |= {"served": served} if role.engine.kind == "vllm" else {}
+    policy: LoadedPolicy = role.engine.load(role, model_path, checkpoint, threads=threads, **more)
     return policy
 
 

@@ -27,6 +27,7 @@ from crl.text.answers import after_thoughts
 from crl.text.unicode import valid_text
 
 _TRIES = 5
+_REQUESTS = 64
 """Requests before a busy endpoint counts as gone; the pauses between them are 15 seconds."""
 _REACH = 10.0
 """Seconds in which somebody at an endpoint's address answers before work starts."""
@@ -82,7 +83,7 @@ class EndpointPolicy:
         assert server.address is not None
         self.chat, self.context = EndpointChat(), role.context
         self.model, self.limit, self.leave_out = role.model.removeprefix(ENDPOINT), limit, leave_out
-        self.client = Client(f"the endpoint of {role.model}", server, server.address, tries=_TRIES)
+        self.client = Client(f"the endpoint of {role.model}", server, server.address, tries=_TRIES, requests=_REQUESTS)
 
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> EndpointSession:
         """Start one row per prompt. Nothing is sent yet."""

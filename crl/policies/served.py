@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ NO_TOKEN = "no_token"
 """Reason code of a turn in which a server drew an id that is no token."""
 _NEVER = -1e4
 """A bias that no logit makes up for, at any temperature; minus infinity is no JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that a server holds: its name there, and the version of the weights below it."""
+
+    name: str
+    below: str
 
 
 class SentWhole(OwnPace):
@@ -138,6 +147,7 @@ class ServedSession(SentWhole):
         failed: Callable[[EngineDied], EngineDied] = lambda error: error,
         stops: Callable[[Sequence[str]], StopStrings] | None = None,
         absent: Sequence[int] = (),
+        adapter: Adapter | None = None,
     ) -> None:
         """
         Args:
@@ -150,11 +160,15 @@ class ServedSession(SentWhole):
             failed: told of an answer that did not come or cannot be; the error that is raised in its place.
             stops: what finds stop strings (`ChatFormat.stops`).
             absent: ids that are no tokens and must not be drawn (:mod:`crl.config.vocabulary`).
+            adapter: the one that must answer; None: the server's own weights.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
         self._weights, self._end_ids, self._context, self._stops = weights, end_ids, context, stops
+        self._version, self._named = weights, dict[str, str]()
+        if adapter is not None:
+            self._version, self._named = adapter.below, {"model": adapter.name}
         self._absent = frozenset(absent)
         self._bias = {"logit_bias": {str(index): _NEVER for index in absent}} if absent else {}
         super().__init__(client, prompts, seeds, failed)
@@ -217,6 +231,7 @@ class ServedSession(SentWhole):
         found = self._client.post(
             GENERATE,
             {
+                **self._named,
                 "token_ids": list(read),
                 "cache_salt": self._weights,
                 "sampling_params": {
@@ -242,15 +257,18 @@ class ServedSession(SentWhole):
             content = choice["logprobs"]["content"]
             logprobs = [float(each["logprob"]) for each in content]
             versions = {str(span["version"]) for span in choice["weight_versions"] or []}
+            # What a server calls its own weights is its affair.
+            named = {"model": found["model"]} if self._named else {}
         if not ids or ids != [each["token_id"] for each in content]:
             raise EngineDied(
                 f"{self._client.name} answered with {len(ids)} ids and log-probabilities of others",
                 where=self._client.address,
             )
-        if versions != {self._weights}:
+        if (versions, named) != ({self._version}, self._named):
             raise EngineDied(
-                f"{self._client.name} answered with the weights {', '.join(sorted(versions)) or 'of no version'}",
-                expected=self._weights,
+                f"{self._client.name} answered with the weights "
+                f"{', '.join([*sorted(versions), *named.values()]) or 'of no version'}",
+                expected=", ".join([self._version, *self._named.values()]),
                 where=self._client.address,
             )
         return ids, logprobs

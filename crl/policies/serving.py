@@ -30,6 +30,8 @@ _BUSY = frozenset({408, 409, 425, 429, *range(500, 600)}) - {501, 505}
 501 and 505 say that the server cannot do it at all."""
 _NOT_THERE = frozenset({401, 403, 404})
 """Answers that say that the address, the model's name or the key is wrong."""
+_REQUESTS = 4096
+"""As many as a batch has rows; what vLLM has no room for waits in its own queue."""
 _SHOWN = 500
 """Characters of an answer that a message shows."""
 
@@ -62,23 +64,32 @@ class Client:
         address: its URL.
         socket: path of a Unix socket that is connected to in place of the address's host.
         tries: how often a request is sent to a server that is busy, or does not answer.
+        requests: how many are under way at the same time, where its limits do not say.
 
     Raises:
         BadInput: the key cannot be sent.
     """
 
     def __init__(
-        self, name: str, server: ServerConfig, address: str, *, socket: str | None = None, tries: int = 1
+        self,
+        name: str,
+        server: ServerConfig,
+        address: str,
+        *,
+        socket: str | None = None,
+        tries: int = 1,
+        requests: int = _REQUESTS,
     ) -> None:
         self.name, self.address = name, address.rstrip("/")
         self._server, self._tries = server, tries
         self._key = key_of(server)
-        self._pool = ThreadPoolExecutor(server.requests, thread_name_prefix="requests")
+        # A thread is made when no other is free: there are as many as requests were ever under way at once.
+        self._pool = ThreadPoolExecutor(server.requests or requests, thread_name_prefix="requests")
         self._given_up = WeakKeyDictionary[Future[Any], threading.Event]()
         self._thread = threading.local()
         # vLLM's server closes a connection that was idle for 5 seconds, which is as long as httpx keeps one: a
         # request that is sent on it at that moment is lost, and a server that is well would be taken for dead.
-        limits = httpx.Limits(max_connections=server.requests, keepalive_expiry=1.0)
+        limits = httpx.Limits(max_connections=server.requests or requests, keepalive_expiry=1.0)
         self._http = httpx.Client(
             transport=None if socket is None else httpx.HTTPTransport(uds=socket, limits=limits),
             limits=limits,

@@ -17,16 +17,20 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
 MARK = "CRL_GUARDED_BY"
 PARENT = "CRL_STARTED_BY"
 """Process id of the parent, for :func:`end_with_parent`: it may have ended before this process looks."""
+SHARED_MEMORY = Path("/dev/shm")
+"""What a process left there, in folders that name its mark, its guardian removes: nothing else frees the memory."""
 _TICK_SECONDS = 0.2
 _LOOKS = 3
 """A process that is just being started carries no mark for a moment."""
@@ -56,6 +60,11 @@ def guard(*, with_parent: bool = False) -> str:
             threading.Thread(target=_replace, args=(_guardian, _mark, watched), name="guardian", daemon=True).start()
             os.environ[MARK] = _mark
         return _mark
+
+
+def short(mark: str) -> str:
+    """A mark in names of folders: paths of sockets may have a hundred characters."""
+    return mark[:8]
 
 
 def _start(mark: str, watched: list[int]) -> subprocess.Popen[bytes]:
@@ -137,6 +146,8 @@ def _wait_and_end(mark: str, pids: list[int]) -> None:
         _end(processes, _PATIENCE_SECONDS)
         looks = 0 if processes else looks + 1
         time.sleep(_TICK_SECONDS)
+    for left in SHARED_MEMORY.glob(f"crl-engine-*-{short(mark)}-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _end(processes: list[psutil.Process], patience_seconds: float) -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from crl.audit.verify import require_intact
-from crl.config import RoleConfig, SamplingConfig
+from crl.config import LoraConfig, RoleConfig, SamplingConfig
 from crl.config.engines import OpenAIEngine, ServerConfig, VllmEngine, interpreter
 from crl.config.load import parse_experiment
 from crl.engine.driver import Driver
@@ -32,11 +32,13 @@ from crl.policies.serving import Client
 from crl.protocols import Sampled
 from crl.records import Generation
 from crl.run.directory import RunDirectory
+from tests.fake_vllm import left_in_shared_memory
 from tests.faults.killing import MARK, marked
 from tests.learning.harness import rows
 from tests.learning.test_token_exactness import EXPERIMENT, compare, weights_by_digest
 from tests.listening import Listening
 from tests.processes import command_line, free_port, kill, wait_until
+from tests.served_rounds import play_rounds
 
 pytestmark = [
     pytest.mark.slow,
@@ -140,10 +142,11 @@ def test_its_processes_listen_on_this_machine_only(model: Path, monkeypatch: pyt
 def test_tokens_are_exact_and_the_same_for_every_batch_limit(policy: VllmPolicy, model: Path) -> None:
     prompts, found = prompts_of(64), {}
     policy.open(prompts[:1], [0])
-    assert policy._server is not None
+    server = policy._served._server
+    assert server is not None
     for limit in (1, 7, 64):
         config = ServerConfig(requests=limit)
-        client = Client("the server", config, "http://localhost", socket=str(policy._server._folder / "socket"))
+        client = Client("the server", config, "http://localhost", socket=str(server._folder / "socket"))
         session = ServedSession(client, "a" * 64, policy._end_ids, 256, prompts, range(64))
         found[limit] = session.sample(range(64), SAMPLING)
         again = session.sample([5, 60], SAMPLING)
@@ -187,11 +190,62 @@ def test_new_weights_arrive_in_place_and_an_old_head_is_caught(
     before = policy.server_pid
     policy.hand_over(other, "b" * 64)
     assert gap(other) < LARGEST and policy.server_pid == before
-    # Exported as they are, with the head tied to the embeddings: on the CPU the server keeps its old head.
-    monkeypatch.setattr("crl.engine.vllm_policy.save_untied", lambda model, path: model.save_pretrained(path))
+    # As vLLM alone reads weights: on the CPU it keeps its old head where that is tied to the embeddings.
+    calls = [("reload_weights", {"weights_path": str(model)})]
+    monkeypatch.setattr("crl.engine.vllm_weights.ServedWeights._calls", lambda served: iter(calls))
     policy.hand_over(None, "c" * 64)
     assert gap(model) < LARGEST
     assert policy.server_pid != before, "the canary saw it, and the server was started again"
+
+
+def test_adapters_are_merged_and_exact(model: Path, tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+
+    from crl.policies.language_model import load_model
+
+    for seed in (1, 2):
+        adapted = get_peft_model(
+            load_model(model, None, dtype=torch.float32), PeftConfig(r=4, lora_alpha=8, target_modules="all-linear")
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for name, parameter in adapted.named_parameters():
+                if "lora_B" in name:
+                    parameter.data.normal_(std=0.05)
+        adapted.save_pretrained(tmp_path / str(seed))
+    role = RoleConfig(model=str(model), engine=VllmEngine(), context=256, lora=LoraConfig(r=4))
+    made = VllmPolicy(role, model, tmp_path / "1", threads=1, server=ServerConfig(), weights="1" * 64)
+    prompts, pids = prompts_of(4), set()
+    try:
+        for seed in (1, 2):
+            made.hand_over(tmp_path / str(seed), str(seed) * 64)
+            found = made.open(prompts, range(4)).sample(range(4), SAMPLING)
+            assert largest_gap(tmp_path / str(seed), model, prompts, found) < LARGEST
+            pids.add(made.server_pid)
+    finally:
+        made.close()
+    assert len(pids) == 1 and not left_in_shared_memory()
+
+
+@pytest.mark.parametrize("kind", ["large", "base"])
+def test_one_server_lives_for_three_rounds(model: Path, tmp_path: Path, kind: str) -> None:
+    """SmolLM2 makes room for its trainer; two adapters stand on one base, and are merged for a server each."""
+    name = "smollm2-135m-instruct" if kind == "large" else str(model)
+    actor = {"model": name, "engine": "vllm", "context": 256, "optimizer": {"learning_rate": 1e-3}}
+    adapted = {"lora": {"r": 4}, "optimizer": {"learning_rate": 1e-3}}
+    roles = {"actor": actor, "extractor": {"weights": "actor"}}
+    if kind == "base":
+        roles = {"actor": {**actor, **adapted}, "extractor": {**adapted, "base": "actor"}}
+    pids: dict[str, set[int]] = {"actor": set(), "extractor": set()}
+
+    def remember(services: Any, role: str, number: int) -> None:
+        pids[role].add(services._policies[role][1].server_pid)
+
+    play_rounds(tmp_path, roles, 3, remember)
+    assert [len(each) for each in pids.values()] == [1, 1]
+    assert (pids["actor"] == pids["extractor"]) == (kind == "large")
 
 
 def settings(model: Path) -> dict[str, Any]:

@@ -348,9 +348,10 @@ def test_a_trainer_that_is_kept_goes_before_a_server_starts_on_a_gpu(services, b
     services.trained("actor", base)
     assert services.trainer("actor", base) is trainer, "a stage trained it"
     services.trained("actor", base)
-    services.policy("extractor", dataclasses.replace(base, role="extractor"))
-    assert services.trainer("actor", base) is trainer, "the server ran already"
+    with monkeypatch.context() as awake:
+        awake.setattr("crl.engine.vllm_weights.VllmServers.rests", False)
+        services.policy("extractor", dataclasses.replace(base, role="extractor"))
+        assert services.trainer("actor", base) is trainer, "the server runs, and is awake"
     services.trained("actor", base)
-    services._policies.clear()
     services.policy("extractor", dataclasses.replace(base, role="extractor"))
     assert (services.trainer("actor", base) is not trainer) == goes

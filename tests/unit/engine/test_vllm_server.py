@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
-from crl.config import RoleConfig
+from crl.config import LoraConfig, RoleConfig
 from crl.config.engines import INTERPRETER, ServerConfig, interpreter
-from crl.engine.process import own_folder
-from crl.engine.vllm_server import VllmServer, check_server, command_line
+from crl.engine.process import own_folder, shared_memory
+from crl.engine.vllm_server import Adapters, VllmServer, check_server, command_line
 from crl.errors import BadInput, EngineDied
 from crl.policies.served import GENERATE
 from tests.fake_vllm import serving
@@ -88,7 +89,9 @@ def test_it_is_started_on_a_socket_of_this_user_and_leaves_nothing_behind(tmp_pa
     assert {"--tokens-only", "processed_logprobs"} <= set(words)
     folder = Path(options["--uds"]).parent
     assert folder.stat().st_mode & 0o077 == 0, "nobody else may enter"
-    assert environment["PYTHONPATH"] == "" and environment["OMP_NUM_THREADS"] == "3"
+    assert environment["PYTHONPATH"] == str(folder), "with the module that vLLM is extended by, and nothing else"
+    assert {each.name for each in folder.iterdir()} == {"socket", "vllm_worker.py"}
+    assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "2" and environment["SPT_NOENV"] == "1"
     # vLLM's processes outlive the first one; the group does not.
     os.kill(started.pid or 0, signal.SIGKILL)
@@ -147,6 +150,26 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     again = own_folder(tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == {own.name, again.name, elsewhere.name, "crl-engine-mine"}
     assert again.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(shared_memory(1) is None, reason="no shared memory here")
+def test_what_a_killed_process_had_in_shared_memory_is_removed_at_once() -> None:
+    script = """
+import time
+from crl.engine.process import own_folder, shared_memory
+folder = own_folder(shared_memory(1))
+(folder / "piece").write_bytes(b"1")
+print(folder, flush=True)
+time.sleep(600)
+"""
+    words = [sys.executable, "-c", script]
+    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert holder.stdout is not None
+    folder = Path(holder.stdout.readline().strip())
+    assert (folder / "piece").is_file()
+    holder.kill()
+    holder.wait()
+    wait_until(lambda: not folder.exists(), "its guardian left it")
 
 
 def test_what_another_machine_left_in_a_shared_folder_is_removed_after_a_day(
@@ -219,4 +242,13 @@ def test_on_a_cpu_no_prompt_is_read_in_parts(context: int, monkeypatch: pytest.M
     found = words(0)
     assert "--no-enable-chunked-prefill" in found
     assert int(found[found.index("--max-num-batched-tokens") + 1]) >= context, "vLLM refuses a budget below the context"
-    assert "--no-enable-chunked-prefill" not in words(1)
+    assert "--no-enable-chunked-prefill" not in words(1) and "--enable-sleep-mode" in words(1)
+
+
+def test_adapters_have_room_for_the_next_one() -> None:
+    roles = [RoleConfig(lora=LoraConfig(r=rank)) for rank in (4, 24)]
+    assert Adapters.of(roles) == Adapters(2, 32) and Adapters.of([roles[0]]) == Adapters(1, 8)
+    assert Adapters.of([*roles, RoleConfig()]) is None and Adapters.of([RoleConfig(lora=LoraConfig(r=513))]) is None
+    words = command_line(Path("python"), Path("base"), Path("socket"), roles[0], ServerConfig(), Adapters.of(roles))
+    options = dict(pairwise(words))
+    assert (options["--max-loras"], options["--max-cpu-loras"], options["--max-lora-rank"]) == ("2", "3", "32")
