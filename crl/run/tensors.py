@@ -67,6 +67,7 @@ def write_tensors(
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256() if hashed else None
+    path.unlink(missing_ok=True)  # tensors that were read from a file of this name are still mapped from it
     with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
 
         def write(part: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import load_file, save  # noqa: E402
+from safetensors.torch import load_file, save, save_file  # noqa: E402
 
 from crl.run import files  # noqa: E402
 from crl.run.files import sha256_file, sha256_once  # noqa: E402
@@ -54,3 +54,14 @@ def test_what_was_written_is_not_read_to_be_hashed(tmp_path: Path, monkeypatch: 
 def test_a_tensor_of_another_shape_than_was_said_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="was to be"):
         write_tensors(tmp_path / "made.safetensors", {"one": ("float32", (2,))}, lambda name: torch.zeros(3))
+
+
+def test_tensors_are_written_over_the_file_that_they_were_read_from(tmp_path: Path) -> None:
+    """A trainer that was resumed from a checkpoint writes the next one to the same place: its state may be mapped."""
+    path = tmp_path / "state.safetensors"
+    first = torch.arange(600_000, dtype=torch.float32)
+    save_file({"state": first}, path)
+    for _ in range(2):
+        read = load_file(path)
+        write_tensors(path, {name: layout_of(each) for name, each in read.items()}, read.__getitem__)
+    assert torch.equal(load_file(path)["state"], first)
