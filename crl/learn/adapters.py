@@ -54,7 +54,7 @@ def with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: 
     return adapted
 
 
-def add_in_place(model: nn.Module) -> None:
+def add_to_base(model: nn.Module) -> None:
     """Have plain LoRA layers of a model add to what their base computes, on a CPU without autocast.
 
     peft's own forward pass makes three tensors of the size of the output more, and its backward pass two. Nothing is

@@ -26,7 +26,7 @@ from crl.config import RoleConfig
 from crl.config.models import Update, check_context
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
-from crl.learn.adapters import add_in_place
+from crl.learn.adapters import add_to_base
 from crl.learn.batches import MicroBatch, check_sample, collate, cut, has_gradient, trained_tokens
 from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
@@ -98,7 +98,7 @@ class Trainer:
             base=base,
         )
         if role.lora is not None and settings.zero_stage < 3:
-            add_in_place(model)
+            add_to_base(model)
         check_context(model.config, role.model, role.context)
         scored = ScoredModel(model, autocast=settings.autocast, way=way, context=role.context)
         trainable = [parameter for parameter in scored.parameters() if parameter.requires_grad]

@@ -143,7 +143,7 @@ def estimate(experiment: Experiment) -> Estimate:
         for name, size in handed.items()
     }
     models = {method.role(owner).model: known[_first(method, owner)].parameters for owner in method.owners()}
-    servers, whose = _servers(experiment, handed, machine), serving(experiment)
+    servers, whose = _servers(experiment, handed, machine), serving(experiment, on_gpu=on_gpu)
     small = all_stay(method, FLOAT32 * sum(models.values()), on_gpu=on_gpu)
     engines = Engines(method, sampling, updates, bases, small, whose)
     of_servers = {name: sum(parts.values()) for name, parts in servers.items()}
@@ -271,7 +271,7 @@ def gigabytes(count: int) -> str:
 def _servers(experiment: Experiment, handed: Mapping[str, int], machine: Machine) -> dict[str, dict[str, int]]:
     """What each server that an engine starts holds, by its parts; on a GPU its share, which it takes at once."""
     made: dict[str, dict[str, int]] = {}
-    whose = serving(experiment)
+    whose = serving(experiment, on_gpu=machine.gpus > 0)
     for name, server in served(experiment).items():
         if server.address is not None or (owner := whose[name]) in made:
             continue

@@ -101,16 +101,16 @@ def served(experiment: Experiment) -> dict[str, ServerConfig]:
     }
 
 
-def serving(experiment: Experiment) -> dict[str, str]:
-    """Whose server samples for each of these roles: one has a set of weights, or a base and the adapters of all roles
-    on it that are sampled alike by servers of equal settings (`crl/engine/vllm_weights.py`)."""
+def serving(experiment: Experiment, *, on_gpu: bool) -> dict[str, str]:
+    """Whose server samples for each of these roles: one has a set of weights, or on a GPU a base and the adapters of
+    all roles on it that are sampled alike by servers of equal settings (`crl/engine/vllm_weights.py`)."""
     method, servers = experiment.method, served(experiment)
     first: dict[object, str] = {}
     found = {}
     for name, server in servers.items():
         owner, role = method.owner(name), method.role(name)
         base = method.base(name)
-        alike = owner if base is None else (base, role.engine.kind, role.dtype, server.model_dump_json())
+        alike = owner if base is None or not on_gpu else (base, role.engine.kind, role.dtype, server.model_dump_json())
         found[name] = first.setdefault(alike, owner)
     return found
 

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from crl.config import LoraConfig
-from crl.learn.adapters import adapted_by, add_in_place
+from crl.learn.adapters import adapted_by, add_to_base
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import load_trainable
 from crl.policies import resolve_model
@@ -74,7 +74,7 @@ def test_adding_in_place_computes_what_peft_computes(kind: str, narrow: bool, tm
             if "lora_B" in name:
                 torch.nn.init.normal_(each, std=0.1)
         if own:
-            add_in_place(model)
+            add_to_base(model)
         with torch.profiler.profile() as made:
             logits = model(torch.arange(2, 26).view(2, 12), use_cache=False).logits
         logits.double().square().mean().backward()

@@ -210,6 +210,10 @@ def test_servers_on_a_gpu_take_their_shares_and_trainers_the_rest_in_turn(monkey
     assert two.host["servers that sleep"] == 2 * shared.host["servers that sleep"]
     apart = estimate(load_experiment(path, {"runtime.servers": {"actor": {"gpu_memory_utilization": 0.3}}}))
     assert apart.servers.keys() == {"actor", "extractor"}, "other settings: a server of its own"
+    on_a_gpu(monkeypatch, 0)  # where adapters are merged, for a server each
+    alone = estimate(load_experiment(path, {"runtime.servers": part, "runtime.gpus": None}))
+    assert alone.servers.keys() == {"actor", "extractor"}
+    on_a_gpu(monkeypatch)
     elsewhere = {role: {"address": "http://gpu:8000"} for role in ("actor", "extractor")}
     made = estimate(load_experiment(path, {"runtime.servers": elsewhere}))
     assert not made.servers and "server of actor" not in made.gpus[0]["sampling"] and made.handed_over
