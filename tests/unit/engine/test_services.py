@@ -131,7 +131,7 @@ def test_trainers_of_small_models_live_side_by_side(services, base):
 
 
 def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
-    monkeypatch.setattr("crl.policies.machine._SMALL", 0)
+    monkeypatch.setattr("crl.policies.machine.all_stay", lambda method, size, on_gpu: False)
     policy, actor = services.policy("actor", base), services.trainer("actor", base)
     services.trained("actor", base)
     services.trainer("extractor", dataclasses.replace(base, role="extractor"))
@@ -339,7 +339,7 @@ def test_a_trainer_that_is_kept_goes_before_a_server_starts_on_a_gpu(services, b
     method, served = services._method, ServedPolicy()
     extractor = method.role("extractor").model_copy(update={"engine": VllmEngine()})
     services._method = method.model_copy(update={"roles": {**method.roles, "extractor": extractor}})
-    monkeypatch.setattr("crl.policies.machine._SMALL", 0)
+    monkeypatch.setattr("crl.policies.machine.all_stay", lambda method, size, on_gpu: False)
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
     monkeypatch.setattr("crl.policies.load_policy", lambda *role, **settings: served)
     monkeypatch.setattr(services, "_server", lambda role: server)

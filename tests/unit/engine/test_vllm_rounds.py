@@ -36,8 +36,7 @@ def test_a_server_lives_for_all_rounds_however_large_its_model_is(
     request: pytest.FixtureRequest,
 ) -> None:
     """No model stays beside another, and other engines train as well."""
-    for limit in ("_SMALL", "_ADAPTED"):
-        monkeypatch.setattr(f"crl.policies.machine.{limit}", 0)
+    monkeypatch.setattr("crl.policies.machine.all_stay", lambda method, size, on_gpu: False)
     monkeypatch.setattr("crl.engine.vllm_weights.gpu_count", lambda: int("GPU" in request.node.name))
     given = []
 
