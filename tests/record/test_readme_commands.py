@@ -34,6 +34,8 @@ def test_a_command_of_the_readme_runs(finished: Path, typed: str, tmp_path: Path
     evaluates = typed.startswith("evaluate")
     run = RunDirectory.open(request.getfixturevalue("copied") if evaluates else finished)  # it keeps what it played
     entry = recorded_bank(run, build(run.method), ROUNDS).taken([0])[0].entry_id
+    if "agent" in shlex.split(typed, comments=True)[1:2]:  # what the line before wrote
+        assert crl_here(run.path.parent, *words_of("export quickstart --to agent", entry, tmp_path)).returncode == 0
     done = crl_here(run.path.parent, *words_of(typed, entry, tmp_path))
     assert done.returncode == 0 and done.stdout.strip()
 
