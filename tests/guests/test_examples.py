@@ -64,7 +64,7 @@ NOT_HERE = {
     r"^crl compare conf/study/": "hours: tests/study runs studies of that form",
     r"^python benchmarks/|^for of in |^ +--": "minutes to hours, for metrics: tests/unit/benchmarks",
     r"^make |^AUTH=|^source |^pip |^createdb |^export ": "a machine",
-    r"^hadolint |^check-jsonschema |^kubernetes-validate ": "another program",
+    r"^hadolint |^check-jsonschema |^kubernetes-validate |^bash -n ": "another program",
     r"^sbatch |^sky ": "a cluster: tests/faults/test_slurm.py, tests/unit/test_deploy_lint.py",
     r"^docker |^kubectl |^dask |^CUDA_VISIBLE|^VLLM_|^prefect |^python -m flows": "a cluster, a server or a GPU",
     r"^crl (train|doctor) conf/(paper|gpu)/": "GPUs: tests/guests/test_paper_rounds.py runs conf/paper, small",

@@ -59,6 +59,7 @@ CUT: dict[str, Any] = {
     "method.evaluation.every": 0,
     "method.threads": 1,
     "runtime.min_free_gigabytes": 0,
+    "runtime.gpus": None,
 }
 SMALL: dict[str, Any] = {
     "context": 2048,
