@@ -37,7 +37,7 @@ _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 def doctor(
     experiments: Annotated[
-        list[Path] | None, typer.Argument(metavar="[EXPERIMENT]...", help="YAML files: also check and estimate them.")
+        list[Path] | None, typer.Argument(metavar="EXPERIMENT", help="YAML files: also check and estimate them.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
     runs: RunsOption = None,

@@ -33,7 +33,7 @@ def test_nothing_is_cut_at_80_columns(crl: Crl, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("COLUMNS", "80")
     shown = crl(*name, "--help")
     assert shown.code == 0 and "Usage: crl" in shown.out
-    several = ("[ARGS]...", "{RUN}...", "{RUN SQL}...")
+    several = ("[ARGS]...", "{RUN}...", "{RUN SQL}...", "{EXPERIMENT}...", "[EXPERIMENT]...")
     assert "…" not in shown.out and "..." not in re.sub("|".join(map(re.escape, several)), "", shown.out)
     assert max(map(len, shown.out.splitlines())) <= 80
 
