@@ -340,6 +340,7 @@ ABILITIES = (
     Ability("lesson", Instructive),
     Ability("practice", Teacher, crosses=False),
     Ability("hint", Teacher, of_slot=True, crosses=False),  # it draws from the caller's generator
+    Ability("tidied", Teacher, crosses=False),
     Ability("why", Explains, of_slot=True),
     Ability("difficulty", Graded, of_slot=True),
 )
