@@ -25,10 +25,11 @@ def write_model(directory: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from crl.config.models import pretrained
     from crl.policies.tiny import write_tiny
 
     write_tiny(directory)
-    config = LlamaConfig.from_pretrained(directory)
+    config = pretrained(LlamaConfig, directory)
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = 2, 1, 32
     torch.manual_seed(0)
     LlamaForCausalLM(config).float().save_pretrained(directory)

@@ -44,7 +44,7 @@ from crl.run.files import disk_error
 
 Answer = NDArray[np.float32]
 """Log-probabilities of what may follow each of the probe's texts, [B, V]."""
-Told = list[dict[int, float]]
+Stated = list[dict[int, float]]
 """Those that a server tells, of the likeliest ids."""
 _PROBE_SEQUENCES, _PROBE_TOKENS = 4, 24
 _LIKELIEST = 20
@@ -451,7 +451,7 @@ def following(model: Any, texts: Sequence[Sequence[int]]) -> Answer:
     return answer
 
 
-def _apart(answer: Answer, told: Told) -> float:
+def _apart(answer: Answer, told: Stated) -> float:
     """Mean difference of what was told from an answer, in nats."""
     return float(np.mean([abs(answer[row, index] - each[index]) for row, each in enumerate(told) for index in each]))
 

@@ -74,9 +74,9 @@ def test_what_makes_no_sense_is_refused(second, words):
 
 def test_a_family_may_not_be_sampled_as_its_engine_cannot():
     changes = {"method.roles.actor.engine": {"kind": "vllm"}}
-    error = refused({"sampling": {"top_k": 5}}, changes)
-    assert error.where == "method.families.1.sampling.top_k" and error.found.startswith("family pond: ")
-    assert "top_k is 5" in error.found
+    error = refused({"sampling": {"temperature": 0.005}}, changes)
+    assert error.where == "method.families.1.sampling.temperature" and error.found.startswith("family pond: ")
+    assert "0.005" in error.found
     asking = {"method.rollout.search_and_ask": {"uses": 1}, "method.prompts": "paper_ask"}
     assert "nothing else" in str(refused({"sampling": {"constrain": "actions"}}, asking))
 

@@ -98,7 +98,7 @@ def test_an_adapter_that_comes_with_the_project_is_a_model_too() -> None:
     """Of the quickstart: what `make train` begins with."""
     for role in ROLES:
         check_model(f"warm:quickstart/{role}")
-    with pytest.raises(BadInput, match="no role"):
+    with pytest.raises(BadInput, match="has not been made"):
         resolve_model("warm:quickstart/judge")
 
 
