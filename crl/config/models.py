@@ -22,6 +22,8 @@ from typing import Any, Literal, get_args
 from crl.errors import BadInput
 from crl.limits import parse_json, read_limited
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter in peft's layout."""
 _NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
 """Arguments that change what attention computes, and are not followed here."""
 Sampling = Literal["packed", "padded", "rows", "tokens", "reread"]
@@ -31,6 +33,11 @@ Update = Literal["packed", "padded", "rows"]
 """How samples are read: as one packed tree; by the model's own attention, together or one by one."""
 WAYS = "ways"
 """The folder of a run that holds those of each set of weights, and their key in the provenance of a stage."""
+
+
+def is_adapter(checkpoint: Path) -> bool:
+    """Whether the weights in a folder are an adapter, which needs its base."""
+    return (checkpoint / ADAPTER_CONFIG).is_file()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 
 from crl.config import Method, RoleConfig
 from crl.config.engines import ServerConfig
-from crl.config.models import pretrained
+from crl.config.models import ADAPTER_WEIGHTS, is_adapter, pretrained
 from crl.config.vocabulary import rows_of_model
 from crl.engine.process import own_folder, shared_memory
 from crl.engine.vllm_server import NAME, Adapters, VllmServer, paused, wrong_logprobs
@@ -170,6 +170,11 @@ class ServedWeights:
         return None if self._server is None else self._server.pid
 
     @property
+    def _adapted(self) -> bool:
+        """Whether the weights are an adapter."""
+        return self._checkpoint is not None and is_adapter(self._checkpoint)
+
+    @property
     def rests(self) -> bool:
         """Whether the server needs memory of a GPU that it does not have now."""
         return self._server is not None and self._server.rests
@@ -229,7 +234,7 @@ class ServedWeights:
 
     def _origin(self) -> Path:
         """What a process is started on: the base, unless its numbers are packed and those of the weights no longer."""
-        trained = self._checkpoint if self._quantized and not _is_adapter(self._checkpoint) else None
+        trained = self._checkpoint if self._quantized and not self._adapted else None
         return trained or self._model_path
 
     def _give(self, client: Client, server: VllmServer) -> None:
@@ -265,7 +270,7 @@ class ServedWeights:
 
     def _calls(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """What a server's worker is asked for, one after the other, to have the weights."""
-        if not _is_adapter(self._checkpoint):
+        if not self._adapted:
             yield "read_weights", {"directory": str(self._checkpoint or self._model_path)}
             return
         yield "begin_files", {}
@@ -342,14 +347,15 @@ class ServedWeights:
     def _expected(self) -> Answer:
         """The probe's answer by the committed files, which are read whole for it."""
         if self._answer[0] != self._weights:
-            adapter = self._checkpoint if _is_adapter(self._checkpoint) else None
+            adapter = self._checkpoint if self._adapted else None
             with _read(self._checkpoint or self._model_path):
                 dtype = getattr(torch, self._role.dtype)
                 model = load_model(self._model_path, None if adapter else self._checkpoint, dtype=dtype).eval()
                 if not cpu_computes_bfloat16():  # this copy stays on the CPU: a hundredth of the time
                     model = model.float()
                 if adapter is not None:
-                    self._others.setdefault(_BELOW, following(model, self._probe))
+                    if _BELOW not in self._others:  # the base stays as it is
+                        self._others[_BELOW] = following(model, self._probe)
                     _put_on(model, adapter)
                 self._answer = (self._weights, following(model, self._probe))
         return self._answer[1]
@@ -380,17 +386,13 @@ class ServedWeights:
         )
 
 
-def _is_adapter(checkpoint: Path | None) -> bool:
-    return checkpoint is not None and (checkpoint / "adapter_config.json").is_file()
-
-
 def _put_on(model: Any, adapter: Path) -> None:
     """Put an adapter on a model. Raises ValueError where a tensor of it is missing."""
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
     # Read first: peft looks elsewhere for a file that is missing.
-    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as file:
         names = {*file.keys()}
     adapted = PeftModel.from_pretrained(model, adapter).eval()
     missing = sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - names)

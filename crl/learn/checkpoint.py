@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from crl.config.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from crl.errors import FrozenMethodChanged, RecordDamaged
 from crl.run.files import hash_soon
 from crl.run.tensors import layout_of, write_tensors
 
 ENGINE_DIRECTORY = "deepspeed"
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -53,11 +53,11 @@ def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path)
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def take_adapter(source: Path, directory: Path) -> None:
-    """Write the adapter of a folder as a checkpoint: in float32, whatever its own type is, without optimizer state."""
+def take_adapter(source: Path, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write the adapter of a folder into another one, in a type, without optimizer state. Checkpoints are float32."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.float() for name, tensor in load_file(source / ADAPTER).items()}
-    save_file(tensors, directory / ADAPTER, metadata={"format": "pt"})
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / ADAPTER_WEIGHTS).items()}
+    save_file(tensors, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     shutil.copyfile(source / ADAPTER_CONFIG, directory / ADAPTER_CONFIG)
 
 

@@ -15,13 +15,11 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from crl.config.models import pretrained
+from crl.config.models import ADAPTER_CONFIG, pretrained
 from crl.config.roles import RoleConfig
 from crl.config.vocabulary import generation_config, load_tokenizer, rows_of_model
 from crl.policies.chat import ChatFormat
 from crl.policies.sources import named_base
-
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 def name_base(checkpoint: Path, source: str, model_path: Path, digest: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from crl.config.models import pretrained
+from crl.config.models import is_adapter, pretrained
 from crl.policies.language_model import additions, load_model, summed, tensors_of, untie
 from crl.run.tensors import Layout, layout_bytes, layout_of, write_tensors
 
@@ -41,7 +41,7 @@ def pieces(
     Raises as `load_model` does.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    adapted = checkpoint is not None and (checkpoint / "adapter_config.json").is_file()
+    adapted = checkpoint is not None and is_adapter(checkpoint)
     tensors = tensors_of(model_path if checkpoint is None or adapted else checkpoint)
     added = additions(checkpoint, tensors) if checkpoint is not None and adapted else {}
     if added is None or not tensors:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from crl.config import RoleConfig
-from crl.config.models import Sampling, check_context, pretrained
+from crl.config.models import Sampling, check_context, is_adapter, pretrained
 from crl.config.vocabulary import absent_ids, generation_config, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
 from crl.policies.chat import ChatFormat
@@ -100,7 +100,7 @@ class LanguagePolicy:
         Returns False, and changes nothing, where they are not exactly this model's tensors (others, another shape), or
         are an adapter of another kind than `additions` reads. Sessions that are open may not be used any more.
         """
-        adapted = (directory / "adapter_config.json").is_file()
+        adapted = is_adapter(directory)
         tensors = tensors_of(self._base or directory if adapted else directory)
         own = dict(self.model.named_parameters())
         if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
@@ -193,7 +193,7 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype 
     """
     if checkpoint is None:
         return _load(model_path, model_path, dtype)
-    if (checkpoint / "adapter_config.json").is_file():
+    if is_adapter(checkpoint):
         tensors = tensors_of(model_path)
         added = additions(checkpoint, tensors)
         if added is not None:  # weight by weight: a whole float32 base would take twice the memory of most files

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from crl.config.models import is_adapter
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
 from crl.paths import models_directory, possible_path, quoted, shipped
@@ -130,7 +131,7 @@ class TrainedWeights:
     @property
     def adapter(self) -> bool:
         """Whether they need the base."""
-        return (self.checkpoint / "adapter_config.json").is_file()
+        return is_adapter(self.checkpoint)
 
 
 def trained_weights(name: str) -> TrainedWeights | None:
@@ -144,7 +145,7 @@ def trained_weights(name: str) -> TrainedWeights | None:
     folder = warm_checkpoint(name)
     if folder is None and name not in BUILT_IN and is_path(name):
         folder = Path(name).expanduser().resolve()
-    if folder is None or not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+    if folder is None or not is_adapter(folder) or (folder / "config.json").is_file():
         return None
     if problem := lacking(folder, "adapter_model.safetensors"):
         raise BadInput(

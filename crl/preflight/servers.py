@@ -11,7 +11,7 @@ from functools import partial
 from crl.config import Experiment
 from crl.config.engines import ServedEngine, ServerConfig
 from crl.errors import BadInput
-from crl.preflight.placement import due_stages, engines_by_gpu, machine_of, served
+from crl.preflight.placement import due_stages, engines_by_gpu, machine_of, served, serving
 from crl.rounds.stage import Recipe, Stage
 
 _MOST_OF_A_GPU = 0.95
@@ -69,8 +69,9 @@ def _check_memory(experiment: Experiment, owner: str) -> None:
     if not (gpus := gpu_count()) or owner != method.owner([*started][-1]):
         return
     holders: dict[str, list[str]] = {}
+    whose = serving(experiment, on_gpu=True)
     for name in started:
-        holders.setdefault(method.base(method.owner(name)) or method.owner(name), []).append(name)
+        holders.setdefault(whose[name], []).append(name)
     taken = [
         (
             len(engines),

@@ -23,6 +23,7 @@ import yaml
 
 from crl.config import RECIPES, Method, RecipeConfig
 from crl.config.environments import ENVIRONMENTS
+from crl.config.models import is_adapter
 from crl.engine.evaluation import evaluated_round
 from crl.errors import BadInput
 from crl.policies.companions import add_companions
@@ -124,7 +125,7 @@ def _write_weights(agent: TrainedAgent, folder: Path, *, merge: bool) -> str:
         )
     weights, base = agent.weights, agent.base
     checkpoint = agent.checkpoint
-    adapter = checkpoint is not None and (checkpoint / "adapter_config.json").is_file()
+    adapter = checkpoint is not None and is_adapter(checkpoint)
     if merge and not adapter:
         raise BadInput(
             f"the {agent.role} of round {agent.round} has no adapter to merge",

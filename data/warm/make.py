@@ -11,17 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+import torch
 
 from crl.config.load import load_experiment
-from crl.learn.checkpoint import ADAPTER, ADAPTER_CONFIG
+from crl.config.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from crl.learn.checkpoint import take_adapter
 from crl.policies.machine import processor
 from crl.run.files import sha256_file
 
@@ -39,11 +39,8 @@ def make(name: str, runs: Path, to: Path) -> dict[str, str]:
     digests = {}
     for role in sorted(experiment.method.roles):
         checkpoint, folder = runs / experiment.name / f"rounds/0000/warm_start_{role}/checkpoint", to / role
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {key: tensor.bfloat16() for key, tensor in load_file(checkpoint / ADAPTER).items()}
-        save_file(tensors, folder / ADAPTER, metadata={"format": "pt"})
-        shutil.copyfile(checkpoint / ADAPTER_CONFIG, folder / ADAPTER_CONFIG)
-        digests |= {f"{role}/{file}": sha256_file(folder / file) for file in (ADAPTER, ADAPTER_CONFIG)}
+        take_adapter(checkpoint, folder, torch.bfloat16)
+        digests |= {f"{role}/{file}": sha256_file(folder / file) for file in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)}
     return digests
 
 

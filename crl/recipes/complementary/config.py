@@ -334,8 +334,13 @@ def _warm_start(config: BankRecipeConfig, start: WarmStartConfig, method: Method
                 where=f"method.recipe.warm_start.{role}_episodes",
                 next_step="set it to 0",
             )
-    if start.adapters is not None:
-        yield from _adapters(config, method)
+        if start.adapters is not None and method.role(role).lora is None:
+            yield BadInput(
+                f"the {role} is to begin with an adapter, and its whole weights are trained",
+                expected=f"method.roles.{role}.lora with the adapter's r and lora_alpha, or no adapters",
+                where="method.recipe.warm_start.adapters",
+                next_step="set lora, or name a model that has the adapter merged: model: FOLDER",
+            )
     if start.extractor_merges and not (start.extractor_episodes and start.demonstrations == "practice"):
         yield BadInput(
             "the extractor is to be shown how lists of experiences are merged, and it practices nothing",
@@ -360,18 +365,6 @@ def _warm_start(config: BankRecipeConfig, start: WarmStartConfig, method: Method
                 next_step="choose another kind of demonstrations",
             )
     yield from _recorded(start, method)
-
-
-def _adapters(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """Roles that could not go on from an adapter."""
-    for role in (ACTOR, *([EXTRACTOR] if config.has_bank else [])):
-        if method.role(role).lora is None:
-            yield BadInput(
-                f"the {role} is to begin with an adapter, and its whole weights are trained",
-                expected=f"method.roles.{role}.lora with the adapter's r and lora_alpha, or no adapters",
-                where="method.recipe.warm_start.adapters",
-                next_step="set lora, or name a model that has the adapter merged: model: FOLDER",
-            )
 
 
 def _mechanisms(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crl.config import FamilyConfig, Method, PromptConfig
+from crl.config.models import ADAPTER_CONFIG
 from crl.errors import BadInput
 from crl.protocols import Environment
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
@@ -93,7 +95,7 @@ def check_adapters(method: Method) -> None:
     """Raise BadInput where a role cannot begin with its adapter of `warm_start.adapters`."""
     config = config_of(method)
     if config.warm_start is not None and config.warm_start.adapters is not None:
-        for role in (ACTOR, *([EXTRACTOR] if config.has_bank else [])):
+        for role in compress((ACTOR, EXTRACTOR), config.warm_starts()):
             adapter_of(method, role)
 
 
@@ -120,7 +122,7 @@ def adapter_of(method: Method, role: str) -> TrainedWeights:
             where=where,
             next_step=f"set method.roles.{role}.model: {found.base}, or name another adapter",
         )
-    settings = json.loads((found.checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = json.loads((found.checkpoint / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     for key, value in (("r", config.lora.r), ("lora_alpha", config.lora.lora_alpha)):
         if settings.get(key) != value:
             raise BadInput(

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from crl.config import Method
 from crl.config.load import load_experiment
+from crl.config.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from crl.errors import BadInput
-from crl.learn.checkpoint import ADAPTER, ADAPTER_CONFIG
 from crl.policies.sources import check_model, resolve_model
 from crl.recipes.complementary.ready import check_adapters
 from crl.records import Evaluation, Weights
@@ -47,8 +47,8 @@ def folder(taught: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for role in ROLES:
         checkpoint = taught.stage_path(0, f"warm_start_{role}") / "checkpoint"
         (made / role).mkdir()
-        tensors = {name: each.bfloat16() for name, each in load_file(checkpoint / ADAPTER).items()}
-        save_file(tensors, made / role / ADAPTER, metadata={"format": "pt"})
+        tensors = {name: each.bfloat16() for name, each in load_file(checkpoint / ADAPTER_WEIGHTS).items()}
+        save_file(tensors, made / role / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         shutil.copyfile(checkpoint / ADAPTER_CONFIG, made / role / ADAPTER_CONFIG)
     return made
 
@@ -60,8 +60,8 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def test_a_run_begins_with_the_adapters_of_a_folder(folder: Path, run: RunDirectory) -> None:
     for role in ROLES:
-        first = load_file(run.stage_path(0, f"warm_start_{role}") / "checkpoint" / ADAPTER)
-        given = load_file(folder / role / ADAPTER)
+        first = load_file(run.stage_path(0, f"warm_start_{role}") / "checkpoint" / ADAPTER_WEIGHTS)
+        given = load_file(folder / role / ADAPTER_WEIGHTS)
         assert first.keys() == given.keys() and any(each.abs().max() > 0 for key, each in first.items() if "B" in key)
         for name, each in given.items():
             assert first[name].dtype == torch.float32 and torch.equal(first[name], each.float())
@@ -133,7 +133,7 @@ def test_demonstrations_go_on_from_the_adapters(folder: Path, tmp_path: Path) ->
     run = train(begun(folder, **{"method.recipe.warm_start": start}), tmp_path, 0)
     for role in ROLES:
         given, after = (
-            load_file(each / ADAPTER)
+            load_file(each / ADAPTER_WEIGHTS)
             for each in (folder / role, run.stage_path(0, f"warm_start_{role}") / "checkpoint")
         )
         moved = [(after[name] - each.float()).abs().max().item() for name, each in given.items()]
