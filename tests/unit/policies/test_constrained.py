@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
-from crl.policies.sampling import sequence_logprobs
 from crl.protocols import StopReason
 from crl.rollout.actions import AnswerTrees
+from tests.scored import sequence_logprobs
 
 END = 4
 """An id that ends an answer here; the trees may use any."""

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from crl.config import RoleConfig, SamplingConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
-from crl.policies.sampling import sequence_logprobs
 from tests.marks import NEEDS_BFLOAT16
+from tests.scored import sequence_logprobs
 from tests.windowed import write_windowed
 
 IDS = [np.random.default_rng(0).integers(5, 512, number).tolist() for number in (30, 7, 300)]

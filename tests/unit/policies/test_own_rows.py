@@ -9,8 +9,8 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.policies.language_model import load_policy
-from crl.policies.sampling import sequence_logprobs
 from tests.architectures import write_small
+from tests.scored import sequence_logprobs
 from tests.unit.policies.test_session import _play, _prompts
 
 WINDOWS = {"sliding_window": 8, "window_size": 8, "attention_window_size": 8}

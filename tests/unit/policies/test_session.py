@@ -15,8 +15,8 @@ from crl.policies import packed_rows, pass_graph
 from crl.policies import session as session_module
 from crl.policies.packed_rows import PackedRows
 from crl.policies.pass_graph import PaddedPass, PassGraphs, grouped
-from crl.policies.sampling import sequence_logprobs
 from crl.protocols import StopReason
+from tests.scored import sequence_logprobs
 
 VOCABULARY = 512
 

@@ -7,9 +7,9 @@ import pytest
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.policies.language_model import load_policy
-from crl.policies.sampling import sequence_logprobs
 from crl.policies.sources import resolve_model
 from tests.marks import NEEDS_BFLOAT16
+from tests.scored import sequence_logprobs
 
 NAME = "smollm2-135m-instruct"
 pytestmark = [

@@ -19,11 +19,11 @@ from crl.config import RoleConfig
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.policies import load_policy, resolve_model
-from crl.policies.sampling import sequence_logprobs
 from crl.records import Distillation, Episode, Generation, Turn, Verdict, rows_of
 from crl.run.directory import RunDirectory
 from tests.processes import wait_until
 from tests.recipes.bank_from_chats.test_bank_build import build, experiment, records
+from tests.scored import sequence_logprobs
 from tests.tiny_run import ROOT, command, crl, crl_here, digests, environment, leftovers
 from tests.worlds.openenv.test_openenv_rounds import installed
 
