@@ -85,6 +85,27 @@ class ByFile(LoadScopeScheduling):
             return "desk"
         return folder(nodeid) if folder(nodeid) in TOGETHER else file
 
+    def remove_node(self, node: Any) -> str | None:
+        """The test that a worker died in has failed: xdist would begin it again in every worker that takes its place.
+
+        What the worker had finished does not return to the queue: a worker that is given no test never asks for more.
+        """
+        units = self.assigned_work[node]
+        died = next(((unit, test) for unit in units.values() for test, done in unit.items() if not done), None)
+        if died:
+            unit, test = died
+            unit[test] = True
+        for name in [name for name, unit in units.items() if all(unit.values())]:
+            del units[name]
+        super().remove_node(node)
+        return test if died else None
+
+    def _reschedule(self, node: Any) -> None:
+        """A worker keeps its last test until it knows the next one: it gets two, or hears that there are no more."""
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._reschedule(node)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
