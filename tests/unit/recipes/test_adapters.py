@@ -110,10 +110,11 @@ def refusals(folder: Path, elsewhere: Path) -> Iterator[tuple[Method, str]]:
     other = elsewhere / "other"
     shutil.copytree(folder, other)
     settings = json.loads((other / "actor" / ADAPTER_CONFIG).read_text())
-    (other / "actor" / ADAPTER_CONFIG).write_text(
-        json.dumps(settings | {"base_model_name_or_path": "smollm2-135m-instruct"})
-    )
-    yield begun(other).method, "was trained from smollm2-135m-instruct, and the actor is tiny"
+    base = elsewhere / "base"
+    shutil.copytree(resolve_model("tiny").path, base)
+    (base / "generation_config.json").write_text("{}")
+    (other / "actor" / ADAPTER_CONFIG).write_text(json.dumps(settings | {"base_model_name_or_path": str(base)}))
+    yield begun(other).method, f"was trained from {base}, and the actor is tiny"
 
 
 def test_what_does_not_fit_is_refused_before_work_starts(folder: Path, tmp_path: Path) -> None:
