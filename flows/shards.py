@@ -258,7 +258,7 @@ def _end_engines_on(runner: Any, job: Job) -> None:
 
     def end() -> None:
         with contextlib.suppress(Exception):
-            runner.client.run(end_engines, job.run_path, job.token, wait=False)
+            runner.client.run(end_engines, job.run_path, job.token)
 
     _for_a_moment(end)
 

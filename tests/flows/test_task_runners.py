@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -41,21 +43,18 @@ def one_shard(tmp_path_factory):
         return digests(driver.run)
 
 
-@pytest.fixture(scope="module")
-def workers():
-    """A Dask cluster of three processes on this machine, one part at a time in each."""
+@contextlib.contextmanager
+def cluster(workers: int = WORKERS, threads: int = 1) -> Iterator[Any]:
+    """A Dask cluster of processes on this machine, named where a run looks for it; they inherit what is ordered now."""
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=WORKERS, threads_per_worker=1, dashboard_address=None, memory_limit=None
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cluster(workers, monkeypatch):
-    """The same, named where a run looks for it."""
-    monkeypatch.setenv(SCHEDULER_VARIABLE, workers.scheduler_address)
-    return workers
+    with (
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=threads, dashboard_address=None, memory_limit=None
+        ) as local,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(SCHEDULER_VARIABLE, local.scheduler_address)
+        yield local
 
 
 def spread(name: str = "fake"):
@@ -84,9 +83,10 @@ def said_in(task_run_id: Any, text: str) -> bool:
 
 
 @SLOW
-def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(fake, cluster, tmp_path, one_shard):
+def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(fake, tmp_path, one_shard):
     path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")], "spread/1": ["say", ""]})
-    state = train(spread(), rounds=2, return_state=True)
+    with cluster():
+        state = train(spread(), rounds=2, return_state=True)
     assert state.result() == {"run": str(path), "rounds": [0, 1, 2]}
     assert digests(RunDirectory.open(path)) == one_shard
 
@@ -102,9 +102,10 @@ def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(f
 
 
 @SLOW
-def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, cluster, one_shard):
+def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, one_shard):
     path = fake({"spread/1": ["breach", ""]})
-    state = train(spread(), rounds=1, return_state=True)
+    with cluster():
+        state = train(spread(), rounds=1, return_state=True)
     with pytest.raises(DataCheckFailed, match="row 3 has"):
         state.result()
     runs = tasks_of_round(1)
@@ -119,12 +120,13 @@ def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, cluste
     complete = [number for number in range(PARTS) if run.part_is_complete(1, "spread", number)]
     assert complete == [0, 2, 3]
     fake({})
-    assert resume(path)["rounds"] == [1]
+    with cluster():
+        assert resume(path)["rounds"] == [1]
     assert [name for name in tasks_of_round(1) if " of " in name] == [f"spread 2 of {PARTS}"]
     assert digests(run) == {key: value for key, value in one_shard.items() if not key.startswith("2/")}
 
 
-def flow_process(folder, experiment, mark, extra: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def flow_process(folder, experiment, mark) -> subprocess.Popen[bytes]:
     """The flow `train` in a process of its own, as a worker starts it: without the guardian of the command line."""
     script = folder / "flow.py"
     script.write_text(
@@ -133,7 +135,6 @@ def flow_process(folder, experiment, mark, extra: dict[str, str] | None = None) 
     )
     variables = {
         **os.environ, MARK: mark, "PYTHONPATH": str(tiny_run.ROOT), "PREFECT_API_URL": PREFECT_API_URL.value(),
-        **(extra or {}),
     }  # fmt: skip
     with (folder / "output.txt").open("wb") as output:
         return subprocess.Popen(
@@ -145,16 +146,13 @@ def flow_process(folder, experiment, mark, extra: dict[str, str] | None = None) 
 @SLOW
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_engines_end_with_the_flow_the_cluster_lives_on_and_a_resume_goes_on(number, fake, tmp_path, one_shard):
-    distributed = pytest.importorskip("distributed")
     markers = [tmp_path / f"marker-{part}" for part in range(PARTS)]
     fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
     name = f"fake-{number.name.lower()}"
     path, mark = tmp_path / name, f"{os.getpid()}-{name}"
     # Two parts at a time in each worker process.
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit=None
-    ) as cluster:
-        process = flow_process(tmp_path, spread(name), mark, {SCHEDULER_VARIABLE: cluster.scheduler_address})
+    with cluster(2, 2) as local:
+        process = flow_process(tmp_path, spread(name), mark)
         try:
             wait_until(
                 lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
@@ -172,7 +170,7 @@ def test_engines_end_with_the_flow_the_cluster_lives_on_and_a_resume_goes_on(num
             if number == signal.SIGTERM:
                 states = {name: run.state_name for name, run in tasks_of_round(1).items() if name.startswith("spread")}
                 assert set(states.values()) == {"Crashed"} and len(states) == 1 + PARTS
-            assert len(cluster.scheduler_info["workers"]) == 2
+            assert len(local.scheduler_info["workers"]) == 2
         finally:
             kill(marked(mark))
             process.wait()
@@ -194,14 +192,15 @@ def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
 
 
 @SLOW
-def test_two_real_rounds_on_three_processes_have_the_digests_of_one_shard(copied, cluster, finished, prefect_server):
+def test_two_real_rounds_on_three_processes_have_the_digests_of_one_shard(copied, finished, prefect_server):
     tiny_run.cut_back(copied, 1, "collect")
     ensure_limit(tiny_run.NAME)
-    resume(copied, {"shards": SHARDS, "task_runner": "dask", "retry_delay_seconds": 0.1})
+    with cluster() as local:
+        resume(copied, {"shards": SHARDS, "task_runner": "dask", "retry_delay_seconds": 0.1})
+        assert len(local.scheduler_info["workers"]) == WORKERS
     for number in range(1, tiny_run.ROUNDS + 1):
         names = [name for name in tasks_of_round(number) if " of " in name]
         assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
-    assert len(cluster.scheduler_info["workers"]) == WORKERS
     assert tiny_run.digests(copied) == tiny_run.digests(finished)
     assert not tiny_run.leftovers(copied)
 
