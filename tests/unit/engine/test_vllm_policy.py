@@ -173,6 +173,27 @@ def test_a_server_is_started_once_on_the_base_and_takes_new_weights_where_they_a
     assert not server.running
 
 
+def test_two_roles_of_one_set_of_weights_may_sample_with_those_of_two_rounds_in_turn(
+    process: type[Process], other: Path
+) -> None:
+    """Where rounds overlap on one engine an extractor that has the actor's weights is a round behind."""
+    path, role = resolve_model("tiny").path, RoleConfig(model="tiny", engine=VllmEngine())
+    servers = vllm_weights.VllmServers()
+    served = servers.weights("actor", {"actor": role}, path, ServerConfig(), 1)
+    rounds = {"a" * 64: None, "b" * 64: other}
+    loaded = [
+        VllmPolicy(role, path, checkpoint, threads=1, server=ServerConfig(), weights=weights, served=served)
+        for weights, checkpoint in rounds.items()
+    ]
+    try:
+        for policy, weights in [*zip(loaded, rounds, strict=True)] * 2:
+            sample(policy)
+            assert process.fakes[-1].version == weights
+        assert [each.starts for each in process.started] == [1]
+    finally:
+        servers.close()
+
+
 def test_a_run_that_goes_on_has_its_server_started_on_the_base_too(process: type[Process], other: Path) -> None:
     loaded = policy(other, "b" * 64)
     sample(loaded)
