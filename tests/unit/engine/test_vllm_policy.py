@@ -463,6 +463,31 @@ def test_a_folder_that_takes_no_weights_is_named_and_not_the_run_directory(
             loaded.close()
 
 
+def test_shared_memory_that_is_full_is_named_and_the_server_that_has_a_part_is_ended(
+    process: type[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded = policy(lora=LoraConfig(r=2))
+    sample(loaded)
+    loaded.hand_over(adapter(tmp_path / "adapter"), "b" * 64)
+
+    def half(model: Path, checkpoint: Path, folder: Path, **more: Any) -> Iterator[Path]:
+        files = pieces(model, checkpoint, folder, **more)
+        yield next(files)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    with monkeypatch.context() as full:
+        pieces = vllm_weights.pieces
+        full.setattr(vllm_weights, "pieces", half)
+        with pytest.raises(DiskFull, match="cannot be handed over") as raised:
+            sample(loaded)
+    where = Path(raised.value.where or "")
+    assert where.name.startswith("crl-engine-") and not where.exists()
+    assert not process.started[0].running
+    sample(loaded)
+    assert process.fakes[-1].version == "b" * 64 and process.started[0].starts == 2
+    loaded.close()
+
+
 def test_adapters_are_merged_for_a_server_elsewhere(process: type[Process], tmp_path: Path) -> None:
     with serving(Honest(resolve_model("tiny").path)) as fake:
         loaded = policy(adapter(tmp_path), address=fake.address, lora=LoraConfig(r=2))
