@@ -35,14 +35,14 @@ def needs(experiment: Experiment, needed: Estimate, rounds: int, run_path: Path)
 
 def _servers(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
     """What each vLLM server holds; on a GPU its cache is what its share leaves, and must hold one row at least."""
+    from crl.config.engines import ServerConfig
     from crl.preflight.estimate import gigabytes
-    from crl.preflight.placement import served
 
     for name, parts in needed.servers.items():
         told, fits = sizes(parts), True
         if needed.machine.gpus:
-            share, row = served(experiment)[name].gpu_memory_utilization, max(1, needed.cache_of_row[name])
-            contexts = parts["cache"] // row
+            share = experiment.runtime.servers.get(name, ServerConfig()).gpu_memory_utilization
+            contexts = parts["cache"] // max(1, needed.cache_of_row[name])
             fits = contexts > 0
             told = f"{share:g} of a GPU, {gigabytes(sum(parts.values()))}: {told}, which holds {contexts} full contexts"
         yield Need(f"vLLM server, {name}", told, fits, "raise runtime.servers.<role>.gpu_memory_utilization")

@@ -54,6 +54,8 @@ class VllmPolicy:
 
         Raises PromptTooLong, EngineDied where there is no server, WrongWeights where it keeps others.
         """
+        # Another role of these weights may have handed over those of another round since.
+        self._served.hand_over(self._checkpoint, self._weights)
         client, adapter = self._served.ready()
         rows = (client, self._weights, self._end_ids, self.context, prompts, seeds)
         return ServedSession(*rows, self._served.failed, self.chat.stops, self._absent, adapter)
@@ -61,8 +63,7 @@ class VllmPolicy:
     def hand_over(self, checkpoint: Path | None, weights: str) -> None:
         """From now on other weights, of a checkpoint or (None) of the base model; they go to the server when it is
         next sampled from."""
-        self._weights = weights
-        self._served.hand_over(checkpoint, weights)
+        self._checkpoint, self._weights = checkpoint, weights
 
     def take_weights(self, directory: Path) -> bool:
         """Weights come with their digest: see :meth:`hand_over`."""

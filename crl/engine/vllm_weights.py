@@ -33,7 +33,7 @@ from crl.config.models import ADAPTER_WEIGHTS, is_adapter, pretrained
 from crl.config.vocabulary import rows_of_model
 from crl.engine.process import own_folder, shared_memory
 from crl.engine.vllm_server import NAME, Adapters, VllmServer, paused, wrong_logprobs
-from crl.errors import BadInput, CrlError, EngineDied, RecordDamaged, WrongWeights
+from crl.errors import BadInput, CrlError, DiskFull, EngineDied, RecordDamaged, RunDirectoryUnusable, WrongWeights
 from crl.limits import MEGABYTE
 from crl.policies.handover import pieces
 from crl.policies.language_model import load_model
@@ -222,6 +222,9 @@ class ServedWeights:
                     self._give(client, server)
                 except EngineDied as error:
                     raise self.failed(error) from None
+                except (DiskFull, RunDirectoryUnusable):  # it has a part of the weights
+                    server.kill()
+                    raise
             return client
         except (EngineDied, WrongWeights) as error:
             server.kill()
@@ -276,7 +279,7 @@ class ServedWeights:
         yield "begin_files", {}
         folder = own_folder(shared_memory(_PIECE_BYTES))
         try:
-            with closing(self._pieces(folder, untied=False)) as files:
+            with _writing(folder, "make room there"), closing(self._pieces(folder, untied=False)) as files:
                 for file in files:
                     yield "take_file", {"file": str(file)}
         finally:
@@ -417,7 +420,10 @@ def _read(weights: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(
+    folder: Path,
+    advice: str = "make room or give access there, or name another folder: runtime.servers.<role>.folder",
+) -> Iterator[None]:
     """Where the block cannot write weights into a folder, the error names it: a stage would name the run directory's
     disk."""
     try:
@@ -430,8 +436,7 @@ def _writing(folder: Path) -> Iterator[None]:
             f"the weights cannot be handed over to a vLLM server: {known.found}",
             expected=known.expected,
             where=str(folder),
-            next_step="make room or give access there, or name another folder: runtime.servers.<role>.folder; then "
-            "`crl resume`",
+            next_step=f"{advice}; then `crl resume`",
         ) from error
 
 

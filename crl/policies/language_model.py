@@ -264,8 +264,16 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype | Literal["auto"]
 
 
 def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model directory by name, mapped from its files."""
-    return {name: each for file in sorted(directory.glob("*.safetensors")) for name, each in load_file(file).items()}
+    """All tensors of a model directory by name, mapped from its files: those that transformers reads. A checkout of
+    Mistral's has the weights a second time, by other names (`consolidated.safetensors`)."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        names = {whole.name}
+    elif index.is_file():
+        names = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    else:
+        names = {file.name for file in directory.glob("*.safetensors")}
+    return {name: each for file in sorted(names) for name, each in load_file(directory / file).items()}
 
 
 def summed(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:

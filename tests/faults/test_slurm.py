@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def test_a_job_that_is_ended_in_every_way_makes_the_rounds_that_were_asked_for(
     # Begun once more, by hand or by a scheduler that lost count, it has nothing to do.
     code, said = slurm.sbatch(SCRIPT, *words)
     assert code == 0 and "nothing to do" in said and tiny_run.digests(copied) == tiny_run.digests(finished)
+
+
+def test_a_controller_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
+    slurm = Slurm(tmp_path / "slurm", os.environ, tmp_path)
+    (tmp_path / "slurm/bin/crl").write_text("#!/bin/bash\n[[ -e begun ]] || { touch begun; sleep 60; }\n")
+    for name in ("squeue", "scontrol"):
+        command = tmp_path / "slurm/bin" / name
+        failing = f"[[ -e asked-{name} ]] || {{ touch asked-{name}; exit 1; }}"
+        command.write_text(command.read_text().replace("#!/bin/bash\n", f"#!/bin/bash\n{failing}\n"))
+    code, said = slurm.sbatch(SCRIPT, "tiny", "1", ends=[((tmp_path / "begun").exists, End.time_is_up)])
+    assert (code, slurm.starts) == (0, 2), said
 
 
 @pytest.mark.slow

@@ -173,6 +173,27 @@ def test_a_server_is_started_once_on_the_base_and_takes_new_weights_where_they_a
     assert not server.running
 
 
+def test_two_roles_of_one_set_of_weights_may_sample_with_those_of_two_rounds_in_turn(
+    process: type[Process], other: Path
+) -> None:
+    """Where rounds overlap on one engine an extractor that has the actor's weights is a round behind."""
+    path, role = resolve_model("tiny").path, RoleConfig(model="tiny", engine=VllmEngine())
+    servers = vllm_weights.VllmServers()
+    served = servers.weights("actor", {"actor": role}, path, ServerConfig(), 1)
+    rounds = {"a" * 64: None, "b" * 64: other}
+    loaded = [
+        VllmPolicy(role, path, checkpoint, threads=1, server=ServerConfig(), weights=weights, served=served)
+        for weights, checkpoint in rounds.items()
+    ]
+    try:
+        for policy, weights in [*zip(loaded, rounds, strict=True)] * 2:
+            sample(policy)
+            assert process.fakes[-1].version == weights
+        assert [each.starts for each in process.started] == [1]
+    finally:
+        servers.close()
+
+
 def test_a_run_that_goes_on_has_its_server_started_on_the_base_too(process: type[Process], other: Path) -> None:
     loaded = policy(other, "b" * 64)
     sample(loaded)
@@ -440,6 +461,31 @@ def test_a_folder_that_takes_no_weights_is_named_and_not_the_run_directory(
             assert "runtime.servers.<role>.folder" in str(raised.value)
             sample(loaded)
             loaded.close()
+
+
+def test_shared_memory_that_is_full_is_named_and_the_server_that_has_a_part_is_ended(
+    process: type[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded = policy(lora=LoraConfig(r=2))
+    sample(loaded)
+    loaded.hand_over(adapter(tmp_path / "adapter"), "b" * 64)
+
+    def half(model: Path, checkpoint: Path, folder: Path, **more: Any) -> Iterator[Path]:
+        files = pieces(model, checkpoint, folder, **more)
+        yield next(files)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    with monkeypatch.context() as full:
+        pieces = vllm_weights.pieces
+        full.setattr(vllm_weights, "pieces", half)
+        with pytest.raises(DiskFull, match="cannot be handed over") as raised:
+            sample(loaded)
+    where = Path(raised.value.where or "")
+    assert where.name.startswith("crl-engine-") and not where.exists()
+    assert not process.started[0].running
+    sample(loaded)
+    assert process.fakes[-1].version == "b" * 64 and process.started[0].starts == 2
+    loaded.close()
 
 
 def test_adapters_are_merged_for_a_server_elsewhere(process: type[Process], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import peft  # noqa: E402
 from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: E402
 
 from crl.policies import handover  # noqa: E402
@@ -85,6 +85,23 @@ def test_numbers_are_those_of_the_loaded_model(
     assert all(found[name].dim() == 1 for name in wide)
     plain = dict(load_model(base, None, dtype=dtype).named_parameters())
     assert (kind == "base") == all(torch.equal(found[name].to(dtype), each) for name, each in plain.items())
+
+
+@pytest.mark.parametrize("size", ["1KB", "1GB"])
+def test_what_a_directory_has_a_second_time_by_other_names_is_not_handed_over(
+    base: Path, tmp_path: Path, size: str
+) -> None:
+    """As checkouts of Mistral's have it."""
+    twice = tmp_path / "twice"
+    load_model(base, None, dtype=torch.bfloat16).save_pretrained(twice, max_shard_size=size)
+    assert (size == "1KB") == (twice / "model.safetensors.index.json").is_file()
+    save_file({"layers.0.attention.wq.weight": torch.ones(16, 16)}, twice / "consolidated.safetensors")
+    checkpoint = adapter(base, tmp_path / "checkpoint")
+    found, expected = (
+        taken(pieces(each, checkpoint, tmp_path / "given", dtype=torch.float32), tmp_path / "given")
+        for each in (twice, base)
+    )
+    assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
 
 
 def test_one_file_is_there_at_a_time_and_says_whose_it_is(

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from crl.cli.needs import needs
 from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
 from crl.config.load import load_experiment
 from crl.learn.scoring import ScoredModel, load_trainable
@@ -20,6 +21,7 @@ from crl.policies.machine import PASS_TOKENS
 from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
+from crl.preflight.placement import machine_of
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from tests import tiny_run
 from tests.marks import sampled
@@ -233,6 +235,30 @@ def test_a_7b_experiment_by_hand() -> None:
         "weights": update.weights, "gradients": 4 * adapters, "optimizer": update.optimizer,
         "activations": update.activations, "head": update.head, "buffers": update.buffers,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gibibytes", "here"), [(1, 22.03, True), (8, 23.6, True), (1, 15.8, False), (0, 22.03, False)]
+)
+def test_a_gpu_is_as_large_as_its_maker_counts(
+    gpus: int, gibibytes: float, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 24 GB an L4 tells 22.03 GiB."""
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.machine.device_bytes", lambda: int(gibibytes * 2**30))
+    found = machine_of(load_experiment(tiny_run.ROOT / "conf/gpu/one_24gb.yaml"))
+    assert found.here is here
+    assert found.gpu_bytes == (int(gibibytes * 2**30) if here else 24_000_000_000)
+
+
+def test_a_server_of_weights_that_the_recipe_has_under_another_name_is_told(tmp_path: Path) -> None:
+    """A baseline has no extractor, and the actor may have its weights."""
+    roles = {"extractor": {"model": "tiny", "engine": "vllm"}, "actor": {"weights": "extractor"}}
+    changes = {"method.roles": roles, "method.recipe": {"kind": "baseline"}, "runtime.gpus": {"gigabytes": 80}}
+    share = {"runtime.servers": {"extractor": {"gpu_memory_utilization": 0.25}}}
+    experiment = load_experiment(tiny_run.CONFIG, {**changes, **share})
+    told = {need.name: need.message for need in needs(experiment, estimate(experiment), 1, tmp_path)}
+    assert told["vLLM server, extractor"].startswith("0.25 of a GPU, 20.0 GB")
 
 
 def test_a_frozen_base_is_held_in_the_type_of_its_file() -> None:
