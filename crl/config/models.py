@@ -51,11 +51,11 @@ class Ways:
 
     @classmethod
     def read(cls, file: Path) -> Ways:
-        """Those that are written in a file; `update` is missing for weights that are not trained. Raises OSError,
-        ValueError."""
+        """Those that are written in a file; `update` is missing for weights that are not trained, `sampling` for those
+        that a server samples from. Raises OSError, ValueError."""
         content = parse_json(read_limited(file))
-        if not isinstance(content, dict) or not {"sampling"} <= content.keys() <= set(cls.__annotations__):
-            raise ValueError("it does not say what `sampling` is, or more than a run knows")
+        if not isinstance(content, dict) or not content or not content.keys() <= set(cls.__annotations__):
+            raise ValueError("it says neither what `sampling` nor what `update` is, or more than a run knows")
         ways = cls(**content)
         if ways.sampling not in get_args(Sampling) or ways.update not in get_args(Update):
             raise ValueError(f"there is no way {ways.sampling!r} or {ways.update!r}")

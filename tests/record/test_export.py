@@ -208,7 +208,7 @@ def test_retention_keeps_the_best_evaluated_round(
     path = shutil.copytree(unpruned, tmp_path / unpruned.name)
     held = RunDirectory.open(path)
     assert best_round(held.method, recorded_evaluations(held)) is not None
-    monkeypatch.setattr("crl.engine.driver.best_of", lambda success: best)
+    monkeypatch.setattr("crl.rounds.guards.best_of", lambda success: best)
     with Driver(held, Runtime(save_total_limit=1)) as driver, driver.round(2):
         pass  # it is complete: retention follows
     for role in ("actor", "extractor"):
@@ -235,7 +235,7 @@ for name, model in (("adapter", base), ("merged", merged)):
     llm = LLM(model, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=2, max_lora_rank=8,
               enable_lora=name == "adapter")
     lora = LoRARequest("agent", 1, adapter) if name == "adapter" else None
-    written = llm.generate([{"prompt_token_ids": ids}], how, lora_request=lora)[0].outputs[0]
+    written = llm.generate([{"prompt_token_ids": ids}], how, use_tqdm=False, lora_request=lora)[0].outputs[0]
     found[name] = [list(written.token_ids), [next(iter(each.values())).logprob for each in written.logprobs]]
     del llm
 print("FOUND", json.dumps(found))

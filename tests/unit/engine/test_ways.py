@@ -33,7 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     return make_experiment(recipe={"kind": "complementary", "retrieval": {"embedder": "lexical"}})
 
 
-def decide(made: Experiment, sampling: str, update: str | None) -> None:
+def decide(made: Experiment, sampling: str | None, update: str | None) -> None:
     for owner in made.method.owners():
         verdict = {"problem": None, "sampling": sampling, "update": update, "sure": True}
         keep(asked_of(made.method, owner, trains=True).key, verdict)
@@ -56,10 +56,14 @@ def test_the_verdicts_are_written_once(made: Experiment, tmp_path: Path) -> None
         ways_of(run)
 
 
-def test_of_weights_that_are_not_trained_only_sampling_is_known(made: Experiment, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sampling", "update"), [("rows", None), (None, "padded")])
+def test_weights_that_are_not_trained_or_that_a_server_samples_from_have_one_way(
+    sampling: str | None, update: str | None, made: Experiment, tmp_path: Path
+) -> None:
     run = RunDirectory.create_or_open(made, tmp_path)
-    decide(made, "rows", None)
-    assert {ways.sampling for ways in ways_of(run).values()} == {"rows"}, "also of the files that it has written"
+    decide(made, sampling, update)
+    for ways in ways_of(run).values():
+        assert (ways.sampling, ways.update) == (sampling or "packed", update or "packed"), "also read again"
 
 
 def test_each_set_of_weights_has_its_own(made: Experiment, tmp_path: Path) -> None:
