@@ -174,3 +174,18 @@ class Experiment(Model):
                 known = ", ".join(served) or "none: no role has the engine vllm or openai"
                 raise ValueError(f"runtime.servers.{name} serves no role; expected one of {known}")
         return self
+
+    @model_validator(mode="after")
+    def _gpus_are_enough(self) -> Experiment:
+        """One machine holds each server, and all ranks of an update unless there are `nodes`."""
+        gpus, wanted = self.runtime.gpus, {}
+        for owner, server in self.runtime.servers.items():
+            wanted[f"runtime.servers.{owner}.tensor_parallel_size"] = server.tensor_parallel_size
+        for owner in self.method.trained() if self.runtime.nodes is None else ():
+            wanted[f"method.roles.{owner}.deepspeed.ranks"] = self.method.role(owner).deepspeed.ranks
+        for where, number in wanted.items():
+            if gpus is not None and number > gpus.count:
+                raise ValueError(
+                    f"{where} is {number}, and runtime.gpus has {gpus.count}: lower it, or raise the other"
+                )
+        return self

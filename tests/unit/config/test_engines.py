@@ -146,6 +146,14 @@ def test_a_server_is_of_a_role_and_its_key_is_not_in_the_config(servers: Any, sa
         experiment(**{**FROZEN, "runtime.servers": servers})
 
 
+@pytest.mark.parametrize("where", ["runtime.servers.actor.tensor_parallel_size", "method.roles.actor.deepspeed.ranks"])
+def test_no_more_gpus_are_asked_for_than_the_machine_of_the_run_has(where: str) -> None:
+    gpus = {"runtime.gpus": {"count": 2, "gigabytes": 80}}
+    experiment(**VLLM, **gpus, **{where: 2})
+    with pytest.raises(BadInput, match=f"{where} is 4, and runtime.gpus has 2"):
+        experiment(**VLLM, **gpus, **{where: 4})
+
+
 def test_what_is_missing_on_this_machine_is_found_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
