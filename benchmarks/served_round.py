@@ -35,11 +35,11 @@ def write_model(directory: Path) -> None:
     LlamaForCausalLM(config).float().save_pretrained(directory)
 
 
-def counted_starts(folder: Path, log: Path) -> Path:
-    """An interpreter that starts vLLM's own and leaves a line for each server."""
+def counted_starts(own: Path, folder: Path, log: Path) -> Path:
+    """An interpreter that starts vLLM's `own` and leaves a line for each server."""
     path = folder / "python"
-    own = shlex.quote(str(interpreter(ServerConfig())))
-    path.write_text(f'#!/bin/sh\n[ "$1" = -m ] && echo start >> {shlex.quote(str(log))}\nexec {own} "$@"\n')
+    told = f'[ "$1" = -m ] && echo start >> {shlex.quote(str(log))}'
+    path.write_text(f'#!/bin/sh\n{told}\nexec {shlex.quote(str(own))} "$@"\n')
     path.chmod(0o755)
     return path
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `crl train`")
     asked = parser.parse_args()
-    loads = []
+    loads, own = [], interpreter(ServerConfig())
     with tempfile.TemporaryDirectory() as name, worktree(asked.against, Path(name)) as source:
         folder = Path(name)
         write_model(folder / "model")
@@ -73,7 +73,7 @@ def main() -> None:
             for number in (0, 1) if turn % 2 == 0 else (1, 0):
                 loads.append(os.getloadavg()[0])
                 log = folder / f"log-{turn}-{number}"
-                os.environ[INTERPRETER] = str(counted_starts(folder, log))
+                os.environ[INTERPRETER] = str(counted_starts(own, folder, log))
                 words = [f"method.roles.{role}.{key}" for role in ("actor", "extractor")
                          for key in (f"model={folder / 'model'}", "engine=vllm")]  # fmt: skip
                 options = [word for pair in (*words, *asked.set) for word in ("--set", pair)]
