@@ -166,10 +166,7 @@ def measure(options: argparse.Namespace, weights: str, samples: Sequence[Any]) -
             del trees[name]
     with tempfile.TemporaryDirectory() as scratch:
         files = {name: str(Path(scratch, name)) for name in trees if options.gradients == "same"}
-        systems = [
-            System(name, tree, options, weights, **({"gradients": files[name]} if name in files else {}))
-            for name, tree in trees.items()
-        ]
+        systems = [System(name, tree, options, weights, gradients=files.get(name, "")) for name, tree in trees.items()]
         steps = stepped(options, systems, options.pairs + 1)
         for system in systems:
             if options.roofline and system.name == "this":
