@@ -178,13 +178,17 @@ class Experiment(Model):
     @model_validator(mode="after")
     def _gpus_are_enough(self) -> Experiment:
         """One machine holds each server, and all ranks of an update unless there are `nodes`."""
-        gpus, wanted = self.runtime.gpus, {}
-        for owner, server in self.runtime.servers.items():
-            wanted[f"runtime.servers.{owner}.tensor_parallel_size"] = server.tensor_parallel_size
+        gpus = self.runtime.gpus
+        if gpus is None:
+            return self
+        wanted = {
+            f"runtime.servers.{owner}.tensor_parallel_size": server.tensor_parallel_size
+            for owner, server in self.runtime.servers.items()
+        }
         for owner in self.method.trained() if self.runtime.nodes is None else ():
             wanted[f"method.roles.{owner}.deepspeed.ranks"] = self.method.role(owner).deepspeed.ranks
         for where, number in wanted.items():
-            if gpus is not None and number > gpus.count:
+            if number > gpus.count:
                 raise ValueError(
                     f"{where} is {number}, and runtime.gpus has {gpus.count}: lower it, or raise the other"
                 )

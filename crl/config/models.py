@@ -54,7 +54,8 @@ class Ways:
         """Those that are written in a file; `update` is missing for weights that are not trained, `sampling` for those
         that a server samples from. Raises OSError, ValueError."""
         content = parse_json(read_limited(file))
-        if not isinstance(content, dict) or not content or not content.keys() <= set(cls.__annotations__):
+        known = set(cls.__annotations__)
+        if not isinstance(content, dict) or not {"sampling", "update"} & content.keys() or not content.keys() <= known:
             raise ValueError("it says neither what `sampling` nor what `update` is, or more than a run knows")
         ways = cls(**content)
         if ways.sampling not in get_args(Sampling) or ways.update not in get_args(Update):

@@ -47,9 +47,10 @@ def test_the_verdicts_are_written_once(made: Experiment, tmp_path: Path) -> None
     assert ways_of(run) == expected
     decide(made, "packed", "packed")
     assert ways_of(run) == expected, "as when it began"
-    (run.path / WAYS / "actor.json").write_text('{"sampling": ', encoding="utf-8")
-    with pytest.raises(RecordDamaged, match=WAYS):
-        ways_of(run)
+    for damaged in ('{"sampling": ', "{}", '{"adapter":{}}', '{"update":"packed","other":1}'):
+        (run.path / WAYS / "actor.json").write_text(damaged, encoding="utf-8")
+        with pytest.raises(RecordDamaged, match=WAYS):
+            ways_of(run)
     shutil.rmtree(run.path / WAYS)
     (run.path / WAYS).write_bytes(b"")
     with pytest.raises(RecordDamaged, match="it is no folder"):
