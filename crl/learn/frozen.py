@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import nn
 
 from crl.config.vocabulary import rows_of_model
+from crl.policies.sources import weight_files
 
 
 class _Product(torch.autograd.Function):
@@ -74,7 +75,7 @@ def wide_in(directory: Path) -> dict[str, torch.Tensor] | None:
     float32 scale. (mxfp4 has powers of two.)
     """
     wide = {}
-    for path in directory.glob("*.safetensors"):
+    for path in weight_files(directory):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)

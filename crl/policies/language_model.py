@@ -23,6 +23,7 @@ from crl.policies.chat import ChatFormat
 from crl.policies.exact import attend_by, exact_sampling
 from crl.policies.machine import computed
 from crl.policies.session import BatchSession
+from crl.policies.sources import weight_files
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN = {"peft_type": "LORA", "bias": "none"}
@@ -264,16 +265,8 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype | Literal["auto"]
 
 
 def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model directory by name, mapped from its files: those that transformers reads. A checkout of
-    Mistral's has the weights a second time, by other names (`consolidated.safetensors`)."""
-    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if whole.is_file():
-        names = {whole.name}
-    elif index.is_file():
-        names = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    else:
-        names = {file.name for file in directory.glob("*.safetensors")}
-    return {name: each for file in sorted(names) for name, each in load_file(directory / file).items()}
+    """All tensors of a model directory by name, mapped from its files."""
+    return {name: each for file in weight_files(directory) for name, each in load_file(file).items()}
 
 
 def summed(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:

@@ -398,13 +398,24 @@ def directory_digest(path: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Files of weights in a model directory: those that transformers reads. A checkout of Mistral's has the weights a
+    second time, by other names (`consolidated.safetensors`)."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [directory / name for name in sorted({*json.loads(index.read_text("utf-8"))["weight_map"].values()})]
+    return sorted(directory.glob("*.safetensors"))
+
+
 def numbers_by_type(directory: Path) -> Counter[str]:
     """How many numbers of each type (`BF16`) a directory's files of weights hold, by their headers. Raises BadInput
     where one cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     counts: Counter[str] = Counter()
-    for file in directory.glob("*.safetensors"):
+    for file in weight_files(directory):
         try:
             with safe_open(file, "numpy") as weights:
                 for name in weights.keys():  # noqa: SIM118

@@ -15,7 +15,7 @@ from pathlib import Path
 from crl.config import Experiment, LoraConfig, NodesConfig
 from crl.config.experiment import SCHEDULER_VARIABLE
 from crl.errors import BadInput
-from crl.policies.sources import is_whole
+from crl.policies.sources import is_whole, weight_files
 from crl.preflight.shapes import config_file, shape_of
 
 _THREADS_A_CORE = _SHARDS_A_CORE = 4
@@ -205,7 +205,7 @@ def _modules(config: Path) -> set[str]:
     from safetensors import safe_open
 
     found = set()
-    for path in config.parent.glob("*.safetensors"):
+    for path in weight_files(config.parent):
         with safe_open(path, "numpy") as weights:
             names = weights.keys()
             matrices = (name for name in names if len(weights.get_slice(name).get_shape()) > 1)

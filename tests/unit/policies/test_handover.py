@@ -15,9 +15,11 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: E402
 
+from crl.learn.frozen import wide_in  # noqa: E402
 from crl.policies import handover  # noqa: E402
 from crl.policies.handover import pieces  # noqa: E402
 from crl.policies.language_model import load_model  # noqa: E402
+from crl.policies.sources import numbers_by_type  # noqa: E402
 
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -88,7 +90,7 @@ def test_numbers_are_those_of_the_loaded_model(
 
 
 @pytest.mark.parametrize("size", ["1KB", "1GB"])
-def test_what_a_directory_has_a_second_time_by_other_names_is_not_handed_over(
+def test_what_a_directory_has_a_second_time_by_other_names_is_never_taken_for_weights(
     base: Path, tmp_path: Path, size: str
 ) -> None:
     """As checkouts of Mistral's have it."""
@@ -102,6 +104,8 @@ def test_what_a_directory_has_a_second_time_by_other_names_is_not_handed_over(
         for each in (twice, base)
     )
     assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+    assert numbers_by_type(twice).total() == numbers_by_type(base).total(), "nor counted"
+    assert wide_in(twice) == {}, "nor read: its float32 matrix would stand for all"
 
 
 def test_one_file_is_there_at_a_time_and_says_whose_it_is(
