@@ -30,6 +30,8 @@ _LOG_LINES = 40
 """Lines of an engine's output that are shown when a stage fails: a traceback fits."""
 _TOLD_AS_RATE = {"turns", "tokens"}
 _WON = "won"
+_COUNTS = "retrieval_counts"
+"""Told on by every plan, also by one that draws nothing."""
 _SHOW_LOG = {"StageFailed", "EngineDied"}
 """Errors that do not explain themselves."""
 
@@ -122,7 +124,12 @@ class LiveProgress(MovingLines):
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
         self._open[event.round] = 0
         name = "preparation (round 0)" if event.round == 0 else f"round {event.round}"
-        self.say(f"{name}: {', '.join(stage.replace('_', ' ') for stage in event.stages)}")
+        from crl.rounds.stage import draw_of, draws_of
+
+        own = [stage for stage in event.stages if draw_of(stage)[1] == 1]
+        draws = {stage: len(draws_of(stage, event.stages)) for stage in own}
+        told = (f"{stage} (up to {draws[stage]} times)" if draws[stage] > 1 else stage for stage in own)
+        self.say(f"{name}: {', '.join(told).replace('_', ' ')}")
 
     def _on_StageStarted(self, event: events.StageStarted) -> None:
         self._told_at = self._clock()
@@ -145,6 +152,11 @@ class LiveProgress(MovingLines):
         self.ran += 1
         self._taken[event.stage] = event.seconds
         self._close_line(event)
+        from crl.rounds.stage import draw_of
+
+        drew = any(count for table, count in event.rows.items() if table != _COUNTS)
+        if draw_of(event.stage)[1] > 1 and not drew:
+            return
         wrote = rows_text(event.rows)
         self.say(f"  {self._name(event):<20} {seconds_text(event.seconds):>12}{'   ' + wrote if wrote else ''}")
 

@@ -93,5 +93,22 @@ def test_engine_lines_are_kept_for_errors_that_do_not_explain_themselves() -> No
     assert "ValueError" not in shown(start, line, start, failed), "lines of an earlier attempt are not repeated"
 
 
+def test_a_further_draw_is_told_where_something_was_drawn() -> None:
+    """`rollout.dynamic_sampling` lists them in every round; most rounds need none."""
+    draws = ("plan", "collect", "plan_2", "collect_2", "plan_3", "collect_3", "distill")
+    text = shown(
+        events.RoundStarted(1, draws),
+        events.StageDone(1, "collect", "d", 4.0, {"episodes": 64}),
+        events.StageDone(1, "plan_2", "d", 0.1, {"retrieval_counts": 19, "tasks": 16}),
+        events.StageDone(1, "collect_2", "d", 2.0, {"episodes": 16}),
+        events.StageDone(1, "plan_3", "d", 0.1, {"retrieval_counts": 19, "tasks": 0}),
+        events.StageDone(1, "collect_3", "d", 0.1, {"episodes": 0}),
+        events.StageDone(1, "distill", "d", 9.0, {}),
+    )
+    assert "round 1: plan (up to 3 times), collect (up to 3 times), distill\n" in text
+    names = [line[2:22].strip() for line in text.splitlines()[1:]]
+    assert names == ["collect", "plan 2", "collect 2", "distill"]
+
+
 def test_an_unknown_event_is_passed_over() -> None:
     assert shown(object()) == ""  # type: ignore[arg-type]
