@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -344,8 +344,11 @@ class ServedWeights:
                 client.post("/collective_rpc", {"method": method, "kwargs": words}, **limit)
             client.post("/reset_prefix_cache", None, **limit)
             _label(client, self._weights)
-        finally:
-            client.post("/resume", None, **limit)
+        except BaseException:
+            with suppress(Exception):  # what went wrong first says more
+                client.post("/resume", None, **limit)
+            raise
+        client.post("/resume", None, **limit)
 
     def _expected(self) -> Answer:
         """The probe's answer by the committed files, which are read whole for it."""

@@ -173,6 +173,23 @@ def test_a_server_is_started_once_on_the_base_and_takes_new_weights_where_they_a
     assert not server.running
 
 
+def test_what_went_wrong_first_is_told_where_a_server_cannot_go_on_either(
+    process: type[Process], other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, post = policy(), Client.post
+    sample(loaded)
+
+    def refusing(self: Client, path: str, *args: Any, **words: Any) -> Any:
+        if path in ("/collective_rpc", "/resume"):
+            raise EngineDied(f"{self.name} refused {path}")
+        return post(self, path, *args, **words)
+
+    monkeypatch.setattr(Client, "post", refusing)
+    loaded.hand_over(other, "b" * 64)
+    with pytest.raises(EngineDied, match="refused /collective_rpc"):
+        sample(loaded)
+
+
 def test_two_roles_of_one_set_of_weights_may_sample_with_those_of_two_rounds_in_turn(
     process: type[Process], other: Path
 ) -> None:
