@@ -12,7 +12,7 @@ import gc
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,23 @@ from crl.records import Sample
 _BUCKET_ELEMENTS = 50_000_000
 """Elements that ZeRO reduces at once: DeepSpeed's default of 5e8 reserves 2 GB, too much for a laptop."""
 
+_KEPT_ELEMENTS = _BUCKET_ELEMENTS
+"""Trained numbers up to which a measured gradient is kept for the step: adapters, not whole large models."""
+
 Gradients = dict[str, torch.Tensor]
+
+
+@dataclass
+class _Measured:
+    """What the passes of :meth:`Trainer.gradient_norms` over a batch gave, by objective."""
+
+    samples: list[str]
+    reached: list[torch.nn.Parameter]
+    """Parameters that had a gradient on any rank."""
+    gradients: dict[str, list[torch.Tensor]]
+    """Of each of these, over all ranks."""
+    sums: dict[str, tuple[float, Statistics]]
+    """Loss and statistics of this rank."""
 
 
 class Trainer:
@@ -118,6 +134,7 @@ class Trainer:
         self._rests = False
         self._reference: Reference | None = None
         self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
+        self._measured: _Measured | None = None
         self._updates = 0
         """Steps that the optimizer has taken, in this process or before: the warm-up goes by them."""
         updates = None if checkpoint is None else checkpoints.optimizer_updates(checkpoint, self._signature)
@@ -140,10 +157,11 @@ class Trainer:
         *,
         stale: Set[str] = frozenset(),
         proximal: Mapping[str, torch.Tensor] | None = None,
+        factors: Mapping[str, float] | None = None,
         inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step that minimizes the sum of the samples' objectives, each by its name; the same metrics on
-        every rank.
+        """One optimizer step that minimizes the sum of the samples' objectives, each by its name and times its factor;
+        the same metrics on every rank.
 
         Every rank gets all samples and works on its share. Gradients equal those of one process in one batch: each
         objective's normalizer is taken over all samples, and DeepSpeed's mean over ranks is undone. Samples that cannot
@@ -153,12 +171,16 @@ class Trainer:
         `stale` are ids of samples of the round that older weights wrote than those it begins with: `mismatch_kl` leaves
         them out, as it does samples of earlier rounds.
         `proximal` is of :meth:`proximal`, where this is not the only step of an update.
+        `factors` multiply the weights of samples by their objective. Where :meth:`gradient_norms` has just read this
+        batch, the step is made of what it kept, and nothing is read again.
         `inspect` is called on every rank with the whole gradients by parameter name, before clipping and stepping.
         Raises RecordDamaged for a sample that cannot have been sampled, StageFailed when the loss or the gradient is
         not finite (nothing is saved then).
         """
         for sample in samples:
             check_sample(sample)
+        measured, self._measured = self._measured, None
+        factors = factors or {}
         active = _active(samples, objectives)
         metrics = {
             "samples": float(len(samples)),
@@ -167,7 +189,11 @@ class Trainer:
         }
         if not active:
             return metrics
-        sums = self._accumulate(samples, active, objectives, stale, proximal or {})
+        if measured is not None and measured.samples == [each.sample_id for each in samples]:
+            sums = self._take(measured, factors)
+        else:
+            active = [replace(each, weight=each.weight * factors.get(each.objective, 1.0)) for each in active]
+            sums = self._accumulate(samples, active, objectives, stale, proximal or {})
         loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
             raise self._not_finite("loss", loss)
@@ -247,25 +273,57 @@ class Trainer:
         return {name: reading for share in shares for name, reading in share.items()}
 
     @deterministic()
-    def gradient_norms(self, samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> dict[str, float]:
+    def gradient_norms(
+        self,
+        samples: Sequence[Sample],
+        objectives: Mapping[str, Objective],
+        *,
+        stale: Set[str] = frozenset(),
+        proximal: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, float]:
         """Norm of the gradient of each objective of a step over `samples`, alone, by its name: a backward pass of each
-        that leaves the optimizer and the engine as they were, on every rank."""
-        trainable = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
-        active, found = _active(samples, objectives), {}
-        for kind in sorted({sample.objective for sample in active}):
-            term, normalizer = self._term(kind, objectives), _normalizer(samples, kind)
-            sums = [torch.zeros(getattr(each, "ds_shape", each.shape), device=each.device) for each in trainable]
-            for share, batch in self._micro_batches([each for each in active if each.objective == kind], frozenset()):
-                loss, *_ = self._loss(self._engine.module, share, batch, term, objectives[kind], normalizer, {})
-                # A rank that has run out goes backward, too: ZeRO-3 gathers weights on the way.
-                for total, part in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
-                    if share and part is not None:
-                        total += part
-            if self._ranks.size > 1:
-                for total in sums:
-                    dist.all_reduce(total)
-            found[kind] = float(torch.nn.utils.get_total_norm(sums))
-        return found
+        that leaves the optimizer and the engine as they were, on every rank. Small gradients are kept for the step."""
+        trainable, active = self._trainable(), _active(samples, objectives)
+        kinds = sorted({sample.objective for sample in active})
+        shapes = [getattr(each, "ds_shape", each.shape) for each in trainable]
+        sums = {kind: [torch.zeros(each, device=self._ranks.device) for each in shapes] for kind in kinds}
+        reached = torch.zeros(len(trainable), device=self._ranks.device)
+
+        def backward(kind: str, loss: torch.Tensor, *, last: bool) -> None:
+            parts = torch.autograd.grad(loss, trainable, allow_unused=True)
+            for place, part in enumerate(parts):
+                if part is not None:
+                    sums[kind][place] += part
+                    reached[place] = 1
+
+        of_rank = self._passes(self._engine.module, samples, active, objectives, stale, proximal or {}, backward)
+        if self._ranks.size > 1:
+            for total in (*(each for kind in kinds for each in sums[kind]), reached):
+                dist.all_reduce(total)
+        small = sum(map(math.prod, shapes)) <= _KEPT_ELEMENTS
+        if small and self.role.deepspeed.zero_stage < 3:
+            kept = {kind: list(compress(sums[kind], reached.tolist())) for kind in kinds}
+            tensors = list(compress(trainable, reached.tolist()))
+            self._measured = _Measured([each.sample_id for each in samples], tensors, kept, of_rank)
+        return {kind: float(torch.nn.utils.get_total_norm(sums[kind])) for kind in kinds}
+
+    def _take(self, measured: _Measured, factors: Mapping[str, float]) -> dict[str, tuple[float, Statistics]]:
+        """Give the engine the gradients that were measured, each times its objective's factor: those of a loss that is
+        linear in the parameters. Every rank has the whole, and DeepSpeed's mean over ranks leaves it."""
+        scales = [factors.get(kind, 1.0) for kind in measured.gradients]
+        loss = torch.zeros((), device=self._ranks.device)
+        for parameter, *parts in zip(measured.reached, *measured.gradients.values(), strict=True):
+            total = sum(scale * part for scale, part in zip(scales, parts, strict=True))
+            loss = loss + (parameter * total).sum()
+        self._engine.set_gradient_accumulation_boundary(True)
+        self._engine.backward(loss, scale_wrt_gas=False)
+        return {
+            kind: self._over_ranks(factors.get(kind, 1.0) * total, counted)
+            for kind, (total, counted) in measured.sums.items()
+        }
+
+    def _trainable(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
 
     def _loss(
         self,
@@ -276,8 +334,8 @@ class Trainer:
         objective: Objective,
         normalizer: float,
         proximal: Mapping[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, Statistics, torch.Tensor, torch.Tensor]:
-        """Of a micro-batch: its part of the loss, what is counted of it, log-probabilities and entropies [B, T]."""
+    ) -> tuple[torch.Tensor, Statistics]:
+        """Of a micro-batch: its part of the loss, and what is counted of it."""
         inputs = inputs_of(batch)
         if objective.reference:
             batch = replace(batch, reference_BT=self._base().logprobs(inputs))
@@ -289,7 +347,11 @@ class Trainer:
         if more:
             batch = replace(batch, logprobs_NK=more[0])
         loss, counted = term(batch, logprobs_BT, objective.config, normalizer)
-        return loss, counted, logprobs_BT, entropy_BT
+        if objective.on_policy and share:
+            fresh, divergence = mismatch(logprobs_BT, batch)
+            entropy = float(entropy_BT.detach().sum())
+            counted = replace(counted, fresh_tokens=fresh, kl_sum=divergence, entropy_sum=entropy)
+        return loss, counted
 
     def _micro_batches(self, active: Sequence[Sample], stale: Set[str]) -> Iterator[tuple[list[Sample], MicroBatch]]:
         """The micro-batches of this rank: as many as every rank has, the last ones maybe without samples. Then the
@@ -308,6 +370,25 @@ class Trainer:
         proximal: Mapping[str, torch.Tensor],
     ) -> dict[str, tuple[float, Statistics]]:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
+
+        def backward(kind: str, loss: torch.Tensor, *, last: bool) -> None:
+            self._engine.set_gradient_accumulation_boundary(last)
+            self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
+
+        sums = self._passes(self._engine, samples, active, objectives, stale, proximal, backward)
+        return {kind: self._over_ranks(*each) for kind, each in sums.items()}
+
+    def _passes(
+        self,
+        model: Any,
+        samples: Sequence[Sample],
+        active: Sequence[Sample],
+        objectives: Mapping[str, Objective],
+        stale: Set[str],
+        proximal: Mapping[str, torch.Tensor],
+        backward: Callable[..., None],
+    ) -> dict[str, tuple[float, Statistics]]:
+        """Go over this rank's micro-batches, `backward` with each; loss and statistics of each objective here."""
         kinds = sorted({sample.objective for sample in active})
         terms = {kind: self._term(kind, objectives) for kind in kinds}
         normalizers = {kind: _normalizer(samples, kind) for kind in kinds}
@@ -315,22 +396,15 @@ class Trainer:
         sums = {kind: (0.0, Statistics()) for kind in kinds}
         steps = list(self._micro_batches(active, stale))
         for step, (share, batch) in enumerate(steps):
-            self._engine.set_gradient_accumulation_boundary(step == len(steps) - 1)
             kind = batch.objective
-            loss, counted, logprobs_BT, entropy_BT = self._loss(
-                self._engine, share, batch, terms[kind], objectives[kind], normalizers[kind], proximal
-            )
+            loss, counted = self._loss(model, share, batch, terms[kind], objectives[kind], normalizers[kind], proximal)
             if share:
-                if objectives[kind].on_policy:
-                    fresh, divergence = mismatch(logprobs_BT, batch)
-                    entropy = float(entropy_BT.detach().sum())
-                    counted = replace(counted, fresh_tokens=fresh, kl_sum=divergence, entropy_sum=entropy)
-                total, statistics = sums[batch.objective]
-                sums[batch.objective] = total + float(loss.detach()), statistics + counted
-            else:
+                total, statistics = sums[kind]
+                sums[kind] = total + float(loss.detach()), statistics + counted
+            else:  # a rank that has run out goes backward, too: ZeRO-3 gathers weights on the way
                 loss = loss * 0.0
-            self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
-        return {kind: self._over_ranks(*each) for kind, each in sums.items()}
+            backward(kind, loss, last=step == len(steps) - 1)
+        return sums
 
     def _base(self) -> Reference:
         if self._reference is None:
@@ -496,6 +570,7 @@ class Trainer:
         zero, module = self._engine.optimizer, self._engine.module
         if self._reference is not None:
             self._reference.dispose()
+        self._measured = None
         self._engine.destroy()
         # Hooks inside autograd hold the engine in cycles that the collector cannot see: empty what they hold.
         for parameter in module.parameters():

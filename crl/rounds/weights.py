@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 from crl.errors import RecordDamaged
 from crl.learn.terms import gradient_shares, share_factors
 from crl.paths import quoted
-from crl.protocols import Trainer
 from crl.records import Generation, Metric, Sample, Weights
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
@@ -135,20 +134,22 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         in_order = sorted(samples, key=lambda sample: sample.step)
         batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
         iterations, stale = ctx.method.role(owner).optimizer.num_iterations, stale_samples(ctx, owner, samples)
-        batches, shares = _shared(ctx, trainer, batches)
         steps: list[dict[str, float]] = []
         proximal: dict[str, Any] = {}
         if len(batches) * iterations > 1:
             for batch in batches:
                 proximal |= trainer.proximal(batch, ctx.recipe.objectives)
+        read = {"stale": stale, "proximal": proximal}
+        norms = partial(trainer.gradient_norms, batches[0], ctx.recipe.objectives, **read)
+        factors, shares = _shared(ctx, {sample.objective for sample in samples}, norms)
         for batch in batches * iterations:
-            steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale, proximal=proximal))
+            steps.append(trainer.update(batch, ctx.recipe.objectives, factors=factors, **read))
             ctx.progress(int(sum(step["samples"] for step in steps)) // iterations, len(samples))
         metrics = over_passes(steps, len(batches)) | shares
         if metrics["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)
     else:
-        metrics |= _shared(ctx, None, [])[1]
+        metrics |= _shared(ctx, set(), dict)[1]
     if ctx.services.rank > 0:
         if samples:
             ctx.services.trained(owner, before)  # the row that rank 0 makes
@@ -167,27 +168,25 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
 
 
 def _shared(
-    ctx: StageContext, trainer: Trainer | None, batches: list[list[Sample]]
-) -> tuple[list[list[Sample]], dict[str, float]]:
-    """The batches of an update with the weights that give objectives their share of the gradient, and as metrics what
-    they are multiplied by (`<objective>_factor`) and the share that they have (`<objective>_share`).
+    ctx: StageContext, trained: Set[str], measure: Callable[[], Mapping[str, float]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What objectives are multiplied by so that they have their share of the gradient, by name; and, as metrics, the
+    same (`<objective>_factor`) and the share that they have (`<objective>_share`).
 
-    It is measured on the first batch, before any step. The factor of the round before is the one that it recorded.
+    `measure` gives the norms of a step over the first batch, before any. The factor of the round before is the one that
+    it recorded.
     """
     wanted = {name: each.share for name, each in ctx.recipe.objectives.items() if each.share is not None}
-    trained = {sample.objective for batch in batches for sample in batch}
     recorded = ctx.metrics(BEFORE) if wanted else {}
     before = {name: recorded[f"{name}_factor"] for name in wanted if f"{name}_factor" in recorded}
     shares = {name: share for name, share in wanted.items() if name in trained or name in before}
     if not shares:
-        return batches, {}
-    norms = trainer.gradient_norms(batches[0], ctx.recipe.objectives) if trainer and trained & shares.keys() else {}
+        return {}, {}
+    norms = measure() if trained & shares.keys() else {}
     factors = share_factors(norms, shares, before)
     measured = gradient_shares(norms, factors)
-    return [
-        [dataclasses.replace(each, weight=each.weight * factors.get(each.objective, 1.0)) for each in batch]
-        for batch in batches
-    ], {f"{name}_factor": factors[name] for name in shares} | {f"{name}_share": measured[name] for name in shares}
+    metrics = {f"{name}_factor": factors[name] for name in shares}
+    return factors, metrics | {f"{name}_share": measured[name] for name in shares}
 
 
 def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> frozenset[str]:

@@ -146,6 +146,8 @@ class Trainer:
         self.batches: list[list[Any]] = []
         self.stale: list[Set[str]] = []
         """Of each batch, the ids of samples that older weights wrote."""
+        self.factors: list[dict[str, float]] = []
+        """Of each batch, what its objectives are multiplied by."""
         self.shown: list[Any] = []
         """What it was to give log-probabilities of."""
 
@@ -157,7 +159,9 @@ class Trainer:
             for each in samples
         }
 
-    def gradient_norms(self, samples: Sequence[Any], objectives: Mapping[str, Any]) -> dict[str, float]:
+    def gradient_norms(
+        self, samples: Sequence[Any], objectives: Mapping[str, Any], *, stale: Set[str], proximal: Mapping[str, Any]
+    ) -> dict[str, float]:
         norms = {"grpo": 3.0, "reverse_kl": 0.5, "nll": 2.0}
         return {kind: norms[kind] for kind in {each.objective for each in samples}}
 
@@ -165,9 +169,16 @@ class Trainer:
         return {}
 
     def update(
-        self, samples: Sequence[Any], objective: Any, *, stale: Set[str] = frozenset(), proximal: Any = None
+        self,
+        samples: Sequence[Any],
+        objective: Any,
+        *,
+        stale: Set[str] = frozenset(),
+        proximal: Any = None,
+        factors: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         self.batches.append(list(samples))
+        self.factors.append(dict(factors or {}))
         self.stale.append(stale)
         return {"samples": float(len(samples)), "stepped": 0.0}
 

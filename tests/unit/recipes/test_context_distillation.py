@@ -95,9 +95,10 @@ def test_what_it_sampled_is_trained_with_its_own_and_the_teachers_log_probabilit
 
 def test_its_weight_gives_it_its_share_of_the_gradient(taught: Played) -> None:
     assert 3.0 / 0.5 * math.sqrt(0.2 / 0.8) > 2.0, "it would be more: it begins at 1 and doubles at most"
-    steps = taught.services.trainers["actor"].batches
-    weights = [sorted({each.weight for each in batch if each.objective == "reverse_kl"}) for batch in steps]
-    assert weights == [[], [1.0], [2.0]]
+    trainer = taught.services.trainers["actor"]
+    trained = [{each.objective: each.weight for each in batch} for batch in trainer.batches]
+    assert [each.get("reverse_kl") for each in trained] == [None, 1.0, 1.0]
+    assert trainer.factors == [{}, {"reverse_kl": 1.0}, {"reverse_kl": 2.0}]
     for number, factor in ((2, 1.0), (3, 2.0)):
         metrics = {row.name: row.value for row in taught.rows(Metric, "update_actor", number)}
         assert metrics["reverse_kl_factor"] == pytest.approx(factor)
