@@ -14,7 +14,7 @@ from crl.config.method import RECIPES
 from crl.records import ROW_TYPES, BankChange, BankEntry, Episode, Evaluation, Row
 from crl.report.view_sql import STAGE_COLUMNS, VALIDATION_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
-from crl.rounds.stage import Recipe
+from crl.rounds.stage import Recipe, draw_of
 
 _HEAD = """# The views of a run
 
@@ -220,7 +220,7 @@ def _written_by(recipes: Sequence[Recipe]) -> dict[str, str]:
     for recipe in recipes:
         for stage in (*recipe.preparation, *recipe.stages):
             for row_type in stage.writes:
-                written[row_type.table][stage.name] = None
+                written[row_type.table][draw_of(stage.name)[0]] = None
     order = [stage.name for stage in (*recipe.preparation, *recipe.stages)]
     return {
         table: ", ".join(

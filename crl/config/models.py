@@ -9,6 +9,7 @@ models are computed by transformers' own attention. Which way is exact is measur
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,17 @@ WAYS = "ways"
 def is_adapter(checkpoint: Path) -> bool:
     """Whether the weights in a folder are an adapter, which needs its base."""
     return (checkpoint / ADAPTER_CONFIG).is_file()
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Files of weights in a model directory: those that transformers reads. A checkout of Mistral's has the weights a
+    second time, by other names (`consolidated.safetensors`)."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [directory / name for name in sorted({*json.loads(index.read_text("utf-8"))["weight_map"].values()})]
+    return sorted(directory.glob("*.safetensors"))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from accelerate import init_empty_weights
 from safetensors import safe_open
 from torch import nn
 
+from crl.config.models import weight_files
 from crl.config.vocabulary import rows_of_model
-from crl.policies.sources import weight_files
 
 
 class _Product(torch.autograd.Function):

@@ -16,14 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 from crl.config import RoleConfig
-from crl.config.models import Sampling, check_context, is_adapter, pretrained
+from crl.config.models import Sampling, check_context, is_adapter, pretrained, weight_files
 from crl.config.vocabulary import absent_ids, generation_config, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
 from crl.policies.chat import ChatFormat
 from crl.policies.exact import attend_by, exact_sampling
 from crl.policies.machine import computed
 from crl.policies.session import BatchSession
-from crl.policies.sources import weight_files
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN = {"peft_type": "LORA", "bias": "none"}

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from crl.config.models import is_adapter
+from crl.config.models import is_adapter, weight_files
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
 from crl.paths import models_directory, possible_path, quoted, shipped
@@ -396,17 +396,6 @@ def directory_digest(path: Path) -> str:
         _write_sidecar(sidecar, current)
     text = json.dumps([[name, current[name][2]] for name, _ in files])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Files of weights in a model directory: those that transformers reads. A checkout of Mistral's has the weights a
-    second time, by other names (`consolidated.safetensors`)."""
-    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if index.is_file():
-        return [directory / name for name in sorted({*json.loads(index.read_text("utf-8"))["weight_map"].values()})]
-    return sorted(directory.glob("*.safetensors"))
 
 
 def numbers_by_type(directory: Path) -> Counter[str]:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from crl.config import Experiment, LoraConfig, NodesConfig
 from crl.config.experiment import SCHEDULER_VARIABLE
+from crl.config.models import weight_files
 from crl.errors import BadInput
-from crl.policies.sources import is_whole, weight_files
+from crl.policies.sources import is_whole
 from crl.preflight.shapes import config_file, shape_of
 
 _THREADS_A_CORE = _SHARDS_A_CORE = 4
