@@ -139,7 +139,7 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         if len(batches) * iterations > 1:
             for batch in batches:
                 proximal |= trainer.proximal(batch, ctx.recipe.objectives)
-        read = {"stale": stale, "proximal": proximal}
+        read: dict[str, Any] = {"stale": stale, "proximal": proximal}
         norms = partial(trainer.gradient_norms, batches[0], ctx.recipe.objectives, **read)
         factors, shares = _shared(ctx, {sample.objective for sample in samples}, norms)
         for batch in batches * iterations:
