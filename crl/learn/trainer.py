@@ -23,7 +23,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 from crl.config import RoleConfig
-from crl.config.models import Update, check_context
+from crl.config.models import Update, check_context, weight_files
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.adapters import add_to_base
@@ -192,7 +192,8 @@ class Trainer:
         if measured is not None and measured.samples == [each.sample_id for each in samples]:
             sums = self._take(measured, factors)
         else:
-            active = [replace(each, weight=each.weight * factors.get(each.objective, 1.0)) for each in active]
+            if factors:
+                active = [replace(each, weight=each.weight * factors.get(each.objective, 1.0)) for each in active]
             sums = self._accumulate(samples, active, objectives, stale, proximal or {})
         loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
@@ -633,7 +634,7 @@ def loads_divided(role: RoleConfig, weights: Path) -> bool:
     settings = role.deepspeed
     if settings.zero_stage < 3 or settings.ranks == 1 or role.lora is not None:
         return False
-    with safe_open(min(weights.glob("*.safetensors")), "pt") as file:
+    with safe_open(weight_files(weights)[0], "pt") as file:
         types = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     return bool(types & {"BF16", "F16"}) and types <= {"BF16", "F16", "F32"}
 

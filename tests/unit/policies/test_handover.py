@@ -15,7 +15,9 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: E402
 
+from crl.config import DeepSpeedConfig, RoleConfig  # noqa: E402
 from crl.learn.frozen import wide_in  # noqa: E402
+from crl.learn.trainer import loads_divided  # noqa: E402
 from crl.policies import handover  # noqa: E402
 from crl.policies.handover import pieces  # noqa: E402
 from crl.policies.language_model import load_model  # noqa: E402
@@ -106,6 +108,8 @@ def test_what_a_directory_has_a_second_time_by_other_names_is_never_taken_for_we
     assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
     assert numbers_by_type(twice).total() == numbers_by_type(base).total(), "nor counted"
     assert wide_in(twice) == {}, "nor read: its float32 matrix would stand for all"
+    role = RoleConfig(model="tiny", deepspeed=DeepSpeedConfig(zero_stage=3, ranks=2))
+    assert loads_divided(role, twice), "as narrow files are"
 
 
 def test_one_file_is_there_at_a_time_and_says_whose_it_is(
