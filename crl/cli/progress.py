@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -122,13 +122,12 @@ class LiveProgress(MovingLines):
         getattr(self, f"_on_{type(event).__name__}", lambda event: None)(event)
 
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
+        from crl.rounds.stage import draw_of
+
         self._open[event.round] = 0
         name = "preparation (round 0)" if event.round == 0 else f"round {event.round}"
-        from crl.rounds.stage import draw_of, draws_of
-
-        own = [stage for stage in event.stages if draw_of(stage)[1] == 1]
-        draws = {stage: len(draws_of(stage, event.stages)) for stage in own}
-        told = (f"{stage} (up to {draws[stage]} times)" if draws[stage] > 1 else stage for stage in own)
+        draws = Counter(draw_of(stage)[0] for stage in event.stages)
+        told = (f"{stage} (up to {times} times)" if times > 1 else stage for stage, times in draws.items())
         self.say(f"{name}: {', '.join(told).replace('_', ' ')}")
 
     def _on_StageStarted(self, event: events.StageStarted) -> None:
@@ -149,11 +148,11 @@ class LiveProgress(MovingLines):
             self.say(f"  {self._name(event)}: {text}")
 
     def _on_StageDone(self, event: events.StageDone) -> None:
+        from crl.rounds.stage import draw_of
+
         self.ran += 1
         self._taken[event.stage] = event.seconds
         self._close_line(event)
-        from crl.rounds.stage import draw_of
-
         drew = any(count for table, count in event.rows.items() if table != _COUNTS)
         if draw_of(event.stage)[1] > 1 and not drew:
             return
