@@ -4,6 +4,8 @@
     python research/pieces.py conf/study/objectives.yaml --all      # one after the other, until none is missing
     python research/pieces.py conf/study/objectives.yaml --tables   # tables and raw results of those that are there
 
+`--arms` and `--seeds` are for one of several machines or cores, each with its own --runs.
+
 A piece is `research/pieces/STUDY/ARM-sSEED.parquet`: what a run says as far as a study asks (`RunMetrics`), and the
 digest of its method, so that pieces of other settings are never mixed. Runs are made by `crl compare`, below --runs;
 one that is interrupted goes on where it was. A piece is there when its run is complete: no choice is left of what is
@@ -28,7 +30,7 @@ import pyarrow.parquet as pq
 from crl.lab.study.config import Study, load_study
 from crl.lab.study.files import MARKDOWN, PARQUET, RUNS, parquet_of, write_study
 from crl.lab.study.metrics import RunMetrics, read_run
-from crl.lab.study.plan import PlannedRun, plan_runs
+from crl.lab.study.plan import PlannedRun, chosen, plan_runs
 from crl.lab.study.results import RunsByArm
 from crl.run.files import write_atomically
 
@@ -104,6 +106,8 @@ def main() -> int:
     parser.add_argument("study", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default: runs)")
     parser.add_argument("--all", action="store_true", help="go on until no piece is missing")
+    parser.add_argument("--arms", nargs="+", help="these arms only")
+    parser.add_argument("--seeds", nargs="+", type=int, help="these seeds only")
     parser.add_argument("--tables", action="store_true", help="write the tables of the pieces that are there")
     options = parser.parse_args()
     study = load_study(options.study)
@@ -111,7 +115,8 @@ def main() -> int:
     if options.tables:
         print(tables(study, runs))
         return 0
-    for run in missing(study, runs) if options.all else missing(study, runs)[:1]:
+    wanted = missing(study, chosen(runs, options.arms, options.seeds))
+    for run in wanted if options.all else wanted[:1]:
         if not run.is_finished():
             words = [sys.executable, "-m", "crl", "compare", str(options.study), "--runs", str(options.runs)]
             done = subprocess.run([*words, "--arms", run.arm, "--seeds", str(run.seed), "--jobs", "1"], check=False)
