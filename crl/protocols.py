@@ -622,26 +622,16 @@ class Trainer(Protocol):
         *,
         stale: Set[str] = frozenset(),
         proximal: Mapping[str, Any] | None = None,
-        factors: Mapping[str, float] | None = None,
+        factors: Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]] | None = None,
     ) -> dict[str, float]:
         """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns metrics. `stale`
         are ids of rows of the round that older weights wrote than the update begins with; `proximal` is that of all
-        steps, where there are several; `factors` multiply objectives, by name."""
+        steps, where there are several; `factors` multiply objectives, by name; a function says them, given the norms of
+        their gradients."""
 
     def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Reading]:
         """What the weights give to the trained tokens of `Sample` rows, by sample id, and to so many of the `likeliest`
         ids in place of each; every rank calls it with the same rows."""
-
-    def gradient_norms(
-        self,
-        samples: Sequence[Any],
-        objectives: Any,
-        *,
-        stale: Set[str] = frozenset(),
-        proximal: Mapping[str, Any] | None = None,
-    ) -> dict[str, float]:
-        """Norm of the gradient of each objective of a step, by its name, without a step; every rank calls it with the
-        same rows, and as it calls the step."""
 
     def save(self, directory: Path) -> None:
         """Write weights and optimizer state; every rank calls it with the same directory."""

@@ -44,19 +44,19 @@ _KEPT_ELEMENTS = _BUCKET_ELEMENTS
 """Trained numbers up to which a measured gradient is kept for the step: adapters, not whole large models."""
 
 Gradients = dict[str, torch.Tensor]
+Factors = Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]]
 
 
 @dataclass
 class _Measured:
-    """What the passes of :meth:`Trainer.gradient_norms` over a batch gave, by objective."""
+    """What passes over a batch gave that took each objective alone."""
 
-    samples: list[str]
     reached: list[torch.nn.Parameter]
     """Parameters that had a gradient on any rank."""
     gradients: dict[str, list[torch.Tensor]]
-    """Of each of these, over all ranks."""
+    """By objective: of each of these, over all ranks."""
     sums: dict[str, tuple[float, Statistics]]
-    """Loss and statistics of this rank."""
+    """By objective: loss and statistics of this rank."""
 
 
 class Trainer:
@@ -134,7 +134,6 @@ class Trainer:
         self._rests = False
         self._reference: Reference | None = None
         self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
-        self._measured: _Measured | None = None
         self._updates = 0
         """Steps that the optimizer has taken, in this process or before: the warm-up goes by them."""
         updates = None if checkpoint is None else checkpoints.optimizer_updates(checkpoint, self._signature)
@@ -157,7 +156,7 @@ class Trainer:
         *,
         stale: Set[str] = frozenset(),
         proximal: Mapping[str, torch.Tensor] | None = None,
-        factors: Mapping[str, float] | None = None,
+        factors: Factors | None = None,
         inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
         """One optimizer step that minimizes the sum of the samples' objectives, each by its name and times its factor;
@@ -171,17 +170,21 @@ class Trainer:
         `stale` are ids of samples of the round that older weights wrote than those it begins with: `mismatch_kl` leaves
         them out, as it does samples of earlier rounds.
         `proximal` is of :meth:`proximal`, where this is not the only step of an update.
-        `factors` multiply the weights of samples by their objective. Where :meth:`gradient_norms` has just read this
-        batch, the step is made of what it kept, and nothing is read again.
+        `factors` multiply the weights of samples by their objective. A function gets the norm of each objective's
+        gradient, alone and unscaled, and says them; small gradients are kept, so that the samples are read once.
         `inspect` is called on every rank with the whole gradients by parameter name, before clipping and stepping.
         Raises RecordDamaged for a sample that cannot have been sampled, StageFailed when the loss or the gradient is
         not finite (nothing is saved then).
         """
         for sample in samples:
             check_sample(sample)
-        measured, self._measured = self._measured, None
-        factors = factors or {}
         active = _active(samples, objectives)
+        measured = None
+        if callable(factors):
+            norms: dict[str, float] = {}
+            if active:
+                norms, measured = self._measure(samples, active, objectives, stale, proximal or {})
+            factors = factors(norms)
         metrics = {
             "samples": float(len(samples)),
             "samples_without_gradient": float(len(samples) - len(active)),
@@ -189,8 +192,8 @@ class Trainer:
         }
         if not active:
             return metrics
-        if measured is not None and measured.samples == [each.sample_id for each in samples]:
-            sums = self._take(measured, factors)
+        if measured is not None:
+            sums = self._take(measured, factors or {})
         else:
             if factors:
                 active = [replace(each, weight=each.weight * factors.get(each.objective, 1.0)) for each in active]
@@ -273,18 +276,17 @@ class Trainer:
         dist.all_gather_object(shares, own)
         return {name: reading for share in shares for name, reading in share.items()}
 
-    @deterministic()
-    def gradient_norms(
+    def _measure(
         self,
         samples: Sequence[Sample],
+        active: Sequence[Sample],
         objectives: Mapping[str, Objective],
-        *,
-        stale: Set[str] = frozenset(),
-        proximal: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, float]:
-        """Norm of the gradient of each objective of a step over `samples`, alone, by its name: a backward pass of each
-        that leaves the optimizer and the engine as they were, on every rank. Small gradients are kept for the step."""
-        trainable, active = self._trainable(), _active(samples, objectives)
+        stale: Set[str],
+        proximal: Mapping[str, torch.Tensor],
+    ) -> tuple[dict[str, float], _Measured | None]:
+        """Norm of the gradient of each objective alone, on every rank, and the gradients where they are small: backward
+        passes that leave the optimizer and the engine as they were."""
+        trainable = self._trainable()
         kinds = sorted({sample.objective for sample in active})
         shapes = [getattr(each, "ds_shape", each.shape) for each in trainable]
         sums = {kind: [torch.zeros(each, device=self._ranks.device) for each in shapes] for kind in kinds}
@@ -297,16 +299,15 @@ class Trainer:
                     sums[kind][place] += part
                     reached[place] = 1
 
-        of_rank = self._passes(self._engine.module, samples, active, objectives, stale, proximal or {}, backward)
+        of_rank = self._passes(self._engine.module, samples, active, objectives, stale, proximal, backward)
         if self._ranks.size > 1:
             for total in (*(each for kind in kinds for each in sums[kind]), reached):
                 dist.all_reduce(total)
-        small = sum(map(math.prod, shapes)) <= _KEPT_ELEMENTS
-        if small and self.role.deepspeed.zero_stage < 3:
-            kept = {kind: list(compress(sums[kind], reached.tolist())) for kind in kinds}
-            tensors = list(compress(trainable, reached.tolist()))
-            self._measured = _Measured([each.sample_id for each in samples], tensors, kept, of_rank)
-        return {kind: float(torch.nn.utils.get_total_norm(sums[kind])) for kind in kinds}
+        norms = {kind: float(torch.nn.utils.get_total_norm(sums[kind])) for kind in kinds}
+        if sum(map(math.prod, shapes)) > _KEPT_ELEMENTS or self.role.deepspeed.zero_stage == 3:
+            return norms, None
+        kept = {kind: list(compress(sums[kind], reached.tolist())) for kind in kinds}
+        return norms, _Measured(list(compress(trainable, reached.tolist())), kept, of_rank)
 
     def _take(self, measured: _Measured, factors: Mapping[str, float]) -> dict[str, tuple[float, Statistics]]:
         """Give the engine the gradients that were measured, each times its objective's factor: those of a loss that is
@@ -571,7 +572,6 @@ class Trainer:
         zero, module = self._engine.optimizer, self._engine.module
         if self._reference is not None:
             self._reference.dispose()
-        self._measured = None
         self._engine.destroy()
         # Hooks inside autograd hold the engine in cycles that the collector cannot see: empty what they hold.
         for parameter in module.parameters():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -128,6 +128,8 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     before = weights_of(ctx, owner, read=BEFORE)
     after = dataclasses.replace(before, round=ctx.round)
     metrics = {"samples": 0.0}
+    trained = {sample.objective for sample in samples}
+    factors, shares = _shared(ctx, trained, {})
     if samples:
         ctx.progress(0, len(samples))
         trainer = ctx.services.trainer(owner, before)
@@ -140,16 +142,21 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
             for batch in batches:
                 proximal |= trainer.proximal(batch, ctx.recipe.objectives)
         read: dict[str, Any] = {"stale": stale, "proximal": proximal}
-        norms = partial(trainer.gradient_norms, batches[0], ctx.recipe.objectives, **read)
-        factors, shares = _shared(ctx, {sample.objective for sample in samples}, norms)
+
+        def weigh(norms: Mapping[str, float]) -> dict[str, float]:
+            nonlocal factors, shares
+            factors, shares = _shared(ctx, trained, norms)
+            return factors
+
+        measures = bool(trained & factors.keys())
         for batch in batches * iterations:
-            steps.append(trainer.update(batch, ctx.recipe.objectives, factors=factors, **read))
+            by = weigh if measures and not steps else factors
+            steps.append(trainer.update(batch, ctx.recipe.objectives, factors=by, **read))
             ctx.progress(int(sum(step["samples"] for step in steps)) // iterations, len(samples))
-        metrics = over_passes(steps, len(batches)) | shares
+        metrics = over_passes(steps, len(batches))
         if metrics["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)
-    else:
-        metrics |= _shared(ctx, set(), dict)[1]
+    metrics |= shares
     if ctx.services.rank > 0:
         if samples:
             ctx.services.trained(owner, before)  # the row that rank 0 makes
@@ -168,13 +175,13 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
 
 
 def _shared(
-    ctx: StageContext, trained: Set[str], measure: Callable[[], Mapping[str, float]]
+    ctx: StageContext, trained: Set[str], norms: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """What objectives are multiplied by so that they have their share of the gradient, by name; and, as metrics, the
     same (`<objective>_factor`) and the share that they have (`<objective>_share`).
 
-    `measure` gives the norms of a step over the first batch, before any. The factor of the round before is the one that
-    it recorded.
+    `norms` are of the gradients of a step over the first batch, before any. The factor of the round before is the one
+    that it recorded.
     """
     wanted = {name: each.share for name, each in ctx.recipe.objectives.items() if each.share is not None}
     recorded = ctx.metrics(BEFORE) if wanted else {}
@@ -182,7 +189,6 @@ def _shared(
     shares = {name: share for name, share in wanted.items() if name in trained or name in before}
     if not shares:
         return {}, {}
-    norms = measure() if trained & shares.keys() else {}
     factors = share_factors(norms, shares, before)
     measured = gradient_shares(norms, factors)
     metrics = {f"{name}_factor": factors[name] for name in shares}

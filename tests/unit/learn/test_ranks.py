@@ -45,8 +45,13 @@ for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a sec
     trainer = Trainer(role, model_path=Path(base), checkpoint=None, threads=1)
     before = trainer.weights()
     found["logprobs"] = trainer.read(chosen, likeliest=3)
-    found["norms"] = trainer.gradient_norms(chosen, objectives(ActorObjective()))
-    found["metrics"] = trainer.update(chosen, objectives(ActorObjective()), inspect=lambda g: found.update(gradients=g))
+
+    def weigh(norms):
+        found["norms"] = norms
+        return {}
+
+    terms = objectives(ActorObjective())
+    found["metrics"] = trainer.update(chosen, terms, factors=weigh, inspect=lambda g: found.update(gradients=g))
     after = trainer.weights()
     trainer.dispose()
     found["update"] = {name: after[name] - before[name] for name in before}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def norm_of(gradients: Gradients) -> float:
 
 
 @pytest.mark.parametrize(("stage", "lora"), [(0, False), (0, True), (2, False), (3, False)])
-def test_each_norm_is_that_of_a_step_of_its_own_and_the_step_after_it_reads_nothing_again(
+def test_each_norm_is_that_of_a_step_of_its_own_and_small_gradients_are_kept_for_the_step(
     base_model: Path, random_samples: MakeSamples, stage: int, lora: bool
 ) -> None:
     role = RoleConfig(
@@ -39,20 +39,29 @@ def test_each_norm_is_that_of_a_step_of_its_own_and_the_step_after_it_reads_noth
     samples = [*mixed["grpo"], *(_renamed(each) for each in mixed["nll"])]
     terms = objectives(ActorObjective(beta=0.0 if stage == 3 else 0.1, entropy_coef=0.01))
 
+    readings: list[int] = []
+
     def stepped(chosen: list[Sample], *, measure: bool) -> tuple[dict[str, float], dict[str, float], Gradients]:
         caught: list[Gradients] = []
         trainer = Trainer(role, model_path=base_model, checkpoint=None, threads=1)
-        norms = trainer.gradient_norms(chosen, terms) if measure else {}
+        norms: dict[str, float] = {}
+        factors = {"nll": 0.3}
+
+        def weigh(found: Mapping[str, float]) -> Mapping[str, float]:
+            norms.update(found)
+            return factors
+
         read = trainer._engine.module.forward
         calls: list[Any] = []
         trainer._engine.module.forward = lambda *given, **more: calls.append(given) or read(*given, **more)
-        metrics = trainer.update(chosen, terms, factors={"nll": 0.3}, inspect=caught.append)
-        assert bool(calls) == (stage == 3 or not measure)
+        metrics = trainer.update(chosen, terms, factors=weigh if measure else factors, inspect=caught.append)
+        readings.append(len(calls))
         trainer.dispose()
         return norms, metrics, caught[0]
 
     norms, metrics, gradients = stepped(samples, measure=True)
     _, unmeasured, same = stepped(samples, measure=False)
+    assert readings[0] == readings[1] * (2 if stage == 3 else 1)
     assert metrics == pytest.approx(unmeasured, rel=1e-5)
     assert stage < 3 or metrics == unmeasured, "nothing is kept"
     assert gradients.keys() == same.keys()

@@ -159,12 +159,6 @@ class Trainer:
             for each in samples
         }
 
-    def gradient_norms(
-        self, samples: Sequence[Any], objectives: Mapping[str, Any], *, stale: Set[str], proximal: Mapping[str, Any]
-    ) -> dict[str, float]:
-        norms = {"grpo": 3.0, "reverse_kl": 0.5, "nll": 2.0}
-        return {kind: norms[kind] for kind in {each.objective for each in samples}}
-
     def proximal(self, samples: Sequence[Any], objective: Any) -> dict[str, Any]:
         return {}
 
@@ -175,9 +169,12 @@ class Trainer:
         *,
         stale: Set[str] = frozenset(),
         proximal: Any = None,
-        factors: Mapping[str, float] | None = None,
+        factors: Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]] | None = None,
     ) -> dict[str, float]:
         self.batches.append(list(samples))
+        if callable(factors):
+            norms = {"grpo": 3.0, "reverse_kl": 0.5, "nll": 2.0}
+            factors = factors({kind: norms[kind] for kind in {each.objective for each in samples}})
         self.factors.append(dict(factors or {}))
         self.stale.append(stale)
         return {"samples": float(len(samples)), "stepped": 0.0}
