@@ -24,10 +24,8 @@ from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
 from crl.records import OUTDONE, EntryScore, Operation, Resemblance
 from crl.rounds.context import StageContext
-from crl.rounds.stage import Recipe, RowsOf
+from crl.rounds.stage import Recipe, RowsOf, nothing_refused, nothing_tried
 
-SCORES = "scores"
-"""Name of the read of the entries' scores so far."""
 CHANGING = frozenset({"add", "update", "merge", "drop"})
 """Kinds of operations that ask for a change of the bank; `keep` and `return` ask for none."""
 
@@ -84,12 +82,13 @@ def proposal_of(
 ) -> Proposal:
     """Gather what a round of a recipe asks for; `bank` gives the one that it is for, whose texts are in the run."""
     found = _proposal(method, round_number, rows, bank, recipe, ("distill", "merge"), run_path)
-    return dataclasses.replace(found, scores=rows(EntryScore, SCORES))
+    return dataclasses.replace(found, scores=recipe.scores(rows))
 
 
-def distilled_proposal(ctx: StageContext, recipe: Recipe | None = None) -> Proposal:
-    """What the outputs of the round's stage `distill` ask for, to a stage that comes before the merge. Without a recipe
-    as if all of it was believed."""
+def distilled_proposal(ctx: StageContext, *, believed: bool = False) -> Proposal:
+    """What the outputs of the round's stage `distill` ask for, to a stage that comes before the merge; `believed`: as
+    if the recipe kept nothing out."""
+    recipe = dataclasses.replace(ctx.recipe, refused=nothing_refused, tried=nothing_tried) if believed else ctx.recipe
     return _proposal(ctx.method, ctx.round, ctx.rows, ctx.bank, recipe, ("distill",), ctx.run_path)
 
 
@@ -98,16 +97,16 @@ def _proposal(
     round_number: int,
     rows: RowsOf,
     bank: Callable[[], Snapshot],
-    recipe: Recipe | None,
+    recipe: Recipe,
     stages: Sequence[str],
     run_path: Path,
 ) -> Proposal:
     # The operations first: of a round that has not come so far, that is what there is to say.
     of_stage = [rows(Operation, stage) for stage in stages]
     alike, previous = recorded_resemblances(method, rows, stages), bank()
-    refused, tried = ({}, {}) if recipe is None else (recipe.refused(rows), recipe.tried(rows))
+    refused, tried = recipe.refused(rows), recipe.tried(rows)
     rules = dataclasses.replace(rules_of(method), texts=partial(load_texts, run_path), tried=tried)
-    failed, scores = dict(refused), rows(EntryScore, SCORES) if rules.bank.proven is not None else []
+    failed, scores = dict(refused), recipe.scores(rows) if rules.bank.proven is not None else []
     if refused:
         pairs = SimilarPairs(alike)
         # Outputs about one episode stand for each other: what the chosen one asks for does not repeat another's.

@@ -34,8 +34,8 @@ from crl.records import (
 )
 from crl.rounds.approvals import approve_stage, refusals
 from crl.rounds.context import BANK, StageContext
-from crl.rounds.proposal import SCORES, proposal_of
-from crl.rounds.stage import Read, Refused, Stage, always, nothing_refused
+from crl.rounds.proposal import proposal_of
+from crl.rounds.stage import SCORES, Read, Refused, Stage, always, nothing_refused
 from crl.rounds.weights import base_weights
 from crl.run.directory import RunDirectory
 from crl.run.imports import BankImport, bank_import, load_import

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
-from crl.records import BankSnapshot, BehaviorLogprobs, Generation, Row, Weights
+from crl.records import BankSnapshot, BehaviorLogprobs, EntryScore, Generation, Row, Weights
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -67,6 +67,17 @@ it: all texts of a family on the same layouts."""
 def nothing_tried(rows: RowsOf) -> Mapping[tuple[str, str], tuple[int, int]]:
     """No text was tried."""
     return {}
+
+
+SCORES = "scores"
+"""Name of the read of the scores that entries of the bank had after the round before."""
+Scores = Callable[[RowsOf], list[EntryScore]]
+"""From the rows of a round to the scores of entries that its bank is decided by."""
+
+
+def scores_before(rows: RowsOf) -> list[EntryScore]:
+    """Those after the round before."""
+    return rows(EntryScore, SCORES)
 
 
 def nothing_refused(rows: RowsOf) -> Mapping[str, str]:
@@ -168,6 +179,8 @@ class Recipe:
     """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
     tried: Tried = nothing_tried
     """Which texts it tried in a round; read likewise."""
+    scores: Scores = scores_before
+    """How entries fared, as far as its bank is decided by it; read likewise."""
 
     def __post_init__(self) -> None:
         if Generation in self.recalls:  # with them come their behavior log-probabilities

@@ -43,7 +43,7 @@ from crl.records import (
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.health import output_alarms, output_shares
 from crl.rounds.proposal import recorded_resemblances
-from crl.rounds.stage import BEFORE
+from crl.rounds.stage import BEFORE, SCORES, RowsOf
 
 COMING_BANK = "coming_bank"
 """Where rounds overlap, the read of the bank that the next round plays with, which is not the new one."""
@@ -88,6 +88,11 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         + _metrics(ctx, scored.metrics)
         + taught,
     )
+
+
+def scores_now(rows: RowsOf) -> list[EntryScore]:
+    """Scores of entries with the games of the round, before it has credited them."""
+    return entry_scores(rows(EntryScore, SCORES), credits_of(rows(Episode, "collect"), rows(Retrieval, "plan")))
 
 
 def advantages(ctx: StageContext) -> None:

@@ -108,7 +108,7 @@ def merge_part(ctx: StageContext, part: int) -> None:
     step shows the bank that comes of it.
     """
     config = config_of(ctx.method)
-    proposal = distilled_proposal(ctx, ctx.recipe)
+    proposal = distilled_proposal(ctx)
     resembling = Resembling(ctx, proposal.previous) if config.bank.duplicates == "near" else None
     if resembling is not None:
         resembling.know(proposal.operations, proposal.resemblances)

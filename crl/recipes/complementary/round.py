@@ -47,9 +47,8 @@ from crl.records import (
 )
 from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
-from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
-from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, nothing_tried, when
+from crl.rounds.stage import BEFORE, SCORES, Read, Recipe, RowsOf, Stage, nothing_tried, scores_before, when
 from crl.rounds.waves import count_waves
 from crl.rounds.weights import update_name, update_stage
 
@@ -97,6 +96,7 @@ def build(method: Method) -> Recipe:
         recalls=(Distillation, Episode, Generation),
         refused=refused,
         tried=nothing_tried if trial is None or config.bank.proven is None else trial.tried,
+        scores=scores_before if config.bank.proven is None else credit.scores_now,
     )
 
 
@@ -106,7 +106,9 @@ def paper_stages(
     """A round of the paper, without options; stages call the hooks of those that are `on`."""
     config = config_of(method)
     splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
-    proven = config.bank.proven is not None
+    # What is proven is judged by the games of the round, too.
+    proven, scores = config.bank.proven is not None, Read("credit", -1, SCORES)
+    played = when(proven, Read("collect"), Read("plan"))
     rule_keeps = rule_of(config.extractor_objective.credit).keeps
     listed = [
         Stage(
@@ -140,12 +142,12 @@ def paper_stages(
             name="merge",
             parts=distill.count_merge_parts,
             run_part=distill.merge_part,
-            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1), *when(proven, Read("credit", -1, SCORES))),
+            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1), *played, *when(proven, scores)),
             writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
             role=EXTRACTOR,
             due=lambda method, number: at.changes_bank(method, number) and distill.merge_due(method, number),
         ),
-        *bank_stages(refused=refused, due=at.changes_bank),
+        *bank_stages(*played, refused=refused, due=at.changes_bank),
         Stage(
             name="credit",
             run=partial(credit.credit, on=on),

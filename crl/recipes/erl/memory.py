@@ -34,7 +34,8 @@ from crl.records import (
     turns_by_episode,
 )
 from crl.rounds.context import BANK, StageContext
-from crl.rounds.proposal import SCORES, with_cuts
+from crl.rounds.proposal import with_cuts
+from crl.rounds.stage import SCORES
 
 DISTILL = "distill"
 

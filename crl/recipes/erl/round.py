@@ -31,9 +31,8 @@ from crl.records import (
 )
 from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import evaluation_stage
-from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.stage import BEFORE, SCORES, Read, Recipe, Stage, when
 from crl.rounds.waves import collect_wave, count_waves
 from crl.rounds.weights import update_name, update_stage
 

@@ -49,8 +49,8 @@ from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import SCORES, Proposal, distilled_proposal
-from crl.rounds.stage import BEFORE, Read, RowsOf, Stage, when
+from crl.rounds.proposal import Proposal, distilled_proposal
+from crl.rounds.stage import BEFORE, SCORES, Read, RowsOf, Stage, when
 from crl.rounds.tasks import distinct, task_of
 from crl.rounds.waves import play_with_actor, starts_of, together, wave_width, write_played
 
@@ -139,7 +139,7 @@ class AdmissionByTrial(Mechanism):
                 run_part=self.play_part,
                 reads=(
                     *(Read("collect"), Read("distill"), at.before, at.weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
-                    *when(config_of(method).bank.proven is not None, Read("credit", -1, SCORES)),
+                    *when(config_of(method).bank.proven is not None, Read("plan"), Read("credit", -1, SCORES)),
                 ),
                 writes=(Trial, TrialResult, Episode, Turn, Generation),
                 untrained=True,
@@ -212,7 +212,7 @@ class _Asking:
 
     def __init__(self, ctx: StageContext, config: TrialConfig) -> None:
         self.config = config
-        believed = distilled_proposal(ctx)
+        believed = distilled_proposal(ctx, believed=True)
         events = [event for each in _looked_at(ctx, believed) for event in each.preview().result().events]
         accepted = {event.operation_id for event in events if event.kind != "rejected"}
         self.collected = ctx.rows(Episode, "collect")
