@@ -1,4 +1,4 @@
-"""A text that won games of a round is proven in it: what was distilled from these games, or merged, replaces nothing."""
+"""A text that won games of a round is proven in it: what is distilled from these games, or merged, replaces nothing."""
 
 from __future__ import annotations
 
