@@ -26,9 +26,9 @@ from crl.records import (
     table_of,
 )
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import SCORES, proposal_of
+from crl.rounds.proposal import proposal_of
 from crl.rounds.recipe import recipe_of, recorded_bank
-from crl.rounds.stage import Read
+from crl.rounds.stage import SCORES, Read
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.recipes.test_candidates import HOLE, ICE, add
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
