@@ -608,6 +608,10 @@ class Reading(NamedTuple):
     """Their log-probabilities."""
 
 
+Factors = Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]]
+"""What multiplies objectives, by name; or a function that says it, given the norms of their gradients."""
+
+
 class Trainer(Protocol):
     """A role's weights under the update engine."""
 
@@ -622,12 +626,11 @@ class Trainer(Protocol):
         *,
         stale: Set[str] = frozenset(),
         proximal: Mapping[str, Any] | None = None,
-        factors: Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]] | None = None,
+        factors: Factors | None = None,
     ) -> dict[str, float]:
         """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns metrics. `stale`
         are ids of rows of the round that older weights wrote than the update begins with; `proximal` is that of all
-        steps, where there are several; `factors` multiply objectives, by name; a function says them, given the norms of
-        their gradients."""
+        steps, where there are several."""
 
     def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Reading]:
         """What the weights give to the trained tokens of `Sample` rows, by sample id, and to so many of the `likeliest`

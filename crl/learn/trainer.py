@@ -34,7 +34,7 @@ from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.scoring import Reference, ScoredModel, deterministic, inputs_of, load_trainable
 from crl.learn.terms import Objective
-from crl.protocols import Reading
+from crl.protocols import Factors, Reading
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
@@ -44,7 +44,6 @@ _KEPT_ELEMENTS = _BUCKET_ELEMENTS
 """Trained numbers up to which a measured gradient is kept for the step: adapters, not whole large models."""
 
 Gradients = dict[str, torch.Tensor]
-Factors = Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]]
 
 
 @dataclass

@@ -81,8 +81,7 @@ def proposal_of(
     recipe: Recipe, method: Method, round_number: int, rows: RowsOf, bank: Callable[[], Snapshot], run_path: Path
 ) -> Proposal:
     """Gather what a round of a recipe asks for; `bank` gives the one that it is for, whose texts are in the run."""
-    found = _proposal(method, round_number, rows, bank, recipe, ("distill", "merge"), run_path)
-    return dataclasses.replace(found, scores=recipe.scores(rows))
+    return _proposal(method, round_number, rows, bank, recipe, ("distill", "merge"), run_path)
 
 
 def distilled_proposal(ctx: StageContext, *, believed: bool = False) -> Proposal:
@@ -106,7 +105,9 @@ def _proposal(
     alike, previous = recorded_resemblances(method, rows, stages), bank()
     refused, tried = recipe.refused(rows), recipe.tried(rows)
     rules = dataclasses.replace(rules_of(method), texts=partial(load_texts, run_path), tried=tried)
-    failed, scores = dict(refused), recipe.scores(rows) if rules.bank.proven is not None else []
+    # Without proven entries they are for eviction alone, which follows the merge.
+    scored = rules.bank.proven is not None or "merge" in stages
+    failed, scores = dict(refused), recipe.scores(rows) if scored else []
     if refused:
         pairs = SimilarPairs(alike)
         # Outputs about one episode stand for each other: what the chosen one asks for does not repeat another's.

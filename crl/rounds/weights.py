@@ -129,7 +129,9 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     after = dataclasses.replace(before, round=ctx.round)
     metrics = {"samples": 0.0}
     trained = {sample.objective for sample in samples}
-    factors, shares = _shared(ctx, trained, {})
+    shares, earlier = _shares(ctx, trained)
+    norms: Mapping[str, float] = {}
+    factors = share_factors(norms, shares, earlier)
     if samples:
         ctx.progress(0, len(samples))
         trainer = ctx.services.trainer(owner, before)
@@ -143,12 +145,12 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
                 proximal |= trainer.proximal(batch, ctx.recipe.objectives)
         read: dict[str, Any] = {"stale": stale, "proximal": proximal}
 
-        def weigh(norms: Mapping[str, float]) -> dict[str, float]:
-            nonlocal factors, shares
-            factors, shares = _shared(ctx, trained, norms)
+        def weigh(found: Mapping[str, float]) -> dict[str, float]:
+            nonlocal factors, norms
+            norms, factors = found, share_factors(found, shares, earlier)
             return factors
 
-        measures = bool(trained & factors.keys())
+        measures = bool(trained & shares.keys())
         for batch in batches * iterations:
             by = weigh if measures and not steps else factors
             steps.append(trainer.update(batch, ctx.recipe.objectives, factors=by, **read))
@@ -156,7 +158,8 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         metrics = over_passes(steps, len(batches))
         if metrics["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)
-    metrics |= shares
+    metrics |= {f"{name}_factor": factor for name, factor in factors.items()}
+    metrics |= {f"{name}_share": share for name, share in gradient_shares(norms, factors).items()}
     if ctx.services.rank > 0:
         if samples:
             ctx.services.trained(owner, before)  # the row that rank 0 makes
@@ -174,25 +177,13 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         ctx.services.trained(owner, after)
 
 
-def _shared(
-    ctx: StageContext, trained: Set[str], norms: Mapping[str, float]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """What objectives are multiplied by so that they have their share of the gradient, by name; and, as metrics, the
-    same (`<objective>_factor`) and the share that they have (`<objective>_share`).
-
-    `norms` are of the gradients of a step over the first batch, before any. The factor of the round before is the one
-    that it recorded.
-    """
+def _shares(ctx: StageContext, trained: Set[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """The share of the gradient that objectives are to have, by name, and what multiplied each in the round before, as
+    that round recorded it: of those that are trained now or were multiplied before."""
     wanted = {name: each.share for name, each in ctx.recipe.objectives.items() if each.share is not None}
     recorded = ctx.metrics(BEFORE) if wanted else {}
-    before = {name: recorded[f"{name}_factor"] for name in wanted if f"{name}_factor" in recorded}
-    shares = {name: share for name, share in wanted.items() if name in trained or name in before}
-    if not shares:
-        return {}, {}
-    factors = share_factors(norms, shares, before)
-    measured = gradient_shares(norms, factors)
-    metrics = {f"{name}_factor": factors[name] for name in shares}
-    return factors, metrics | {f"{name}_share": measured[name] for name in shares}
+    earlier = {name: recorded[f"{name}_factor"] for name in wanted if f"{name}_factor" in recorded}
+    return {name: share for name, share in wanted.items() if name in trained or name in earlier}, earlier
 
 
 def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> frozenset[str]:

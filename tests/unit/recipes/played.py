@@ -19,7 +19,7 @@ from crl.engine.execute import Attempt, execute_stage
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.policies.sources import resolve_model
-from crl.protocols import Reading, Sampled, StopReason, WholeTurns
+from crl.protocols import Factors, Reading, Sampled, StopReason, WholeTurns
 from crl.records import Weights, rows_of
 from crl.records.base import R
 from crl.rounds.recipe import recipe_of
@@ -169,7 +169,7 @@ class Trainer:
         *,
         stale: Set[str] = frozenset(),
         proximal: Any = None,
-        factors: Mapping[str, float] | Callable[[Mapping[str, float]], Mapping[str, float]] | None = None,
+        factors: Factors | None = None,
     ) -> dict[str, float]:
         self.batches.append(list(samples))
         if callable(factors):
