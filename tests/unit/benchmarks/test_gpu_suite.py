@@ -244,7 +244,8 @@ def test_all_of_it_runs_in_small_where_only_a_bare_machines_packages_and_the_whe
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     if interpreter == sys.executable:
         (tmp_path / "sitecustomize.py").write_text(BLOCKER.format(blocked=blocked()))
-        environment["PYTHONPATH"] = str(tmp_path)
+        # What is blocked is still installed: pytest would load the plugins that it brings.
+        environment |= {"PYTHONPATH": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         code = "import importlib.util as u, torch, duckdb; print([n for n in {!r} if u.find_spec(n)])"
         seen = subprocess.run(
             [interpreter, "-c", code.format(NOT_THERE)], env=environment, capture_output=True, text=True, check=True
