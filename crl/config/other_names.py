@@ -39,7 +39,7 @@ OTHER_NAMES: dict[str, Here] = {
     "num_generations": Here(("method.rollout.group_size",), "all members of a group, guided and free"),
     "num_generations_eval": Here(("method.evaluation.samples",), "plays of each held-out seed"),
     "generation_batch_size": Here(("method.families.0.groups", "method.rollout.group_size"), "episodes of a round"),
-    "steps_per_generation": Here((_OPTIMIZER + "num_iterations",), "the samples of a round are one batch of the actor"),
+    "steps_per_generation": Here((_OPTIMIZER + "num_mini_batches",), "optimizer steps of each pass over a round"),
     "max_completion_length": Here((_SAMPLING + "max_new_tokens",), "tokens of one turn, not of the episode"),
     "delta": Here((), "the clip has epsilon and epsilon_high; delta of the extractor's objective is that of eq. 7"),
     "use_vllm": Here(("method.roles.<role>.engine",), "engine: vllm"),

@@ -161,8 +161,15 @@ class OptimizerConfig(Model):
         ge=1,
         le=100,
         exclude_if=lambda value: value == 1,
-        description="Epochs per round, one step per batch. Only more than 1 activates GRPO's clip; CISPO bounds "
-        "weights instead, and next-token losses have no clip.",
+        description="Epochs per round, one step per mini-batch. GRPO's clip acts from a round's second step on; CISPO "
+        "bounds weights instead, and next-token losses have no clip.",
+    )
+    num_mini_batches: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        exclude_if=lambda value: value == 1,
+        description="Mini-batches that each batch of a round is dealt into at random: more steps from as many passes.",
     )
     betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's decay rates.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")

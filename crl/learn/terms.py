@@ -35,6 +35,8 @@ class Objective:
     """Whether it compares with the base model: the update then has its log-probabilities too (`scoring.Reference`)."""
     entropy: bool = False
     """Whether the entropies of the distributions that tokens were drawn from have a gradient, too."""
+    divides: bool = True
+    """Whether it divides by the normalizer; otherwise the weights of a batch's samples are parts of a whole."""
     share: float | None = None
     """Its part of the squared gradient, beside objectives without one; None: its samples weigh what they say."""
 
@@ -70,7 +72,7 @@ def objectives(*configs: PolicyObjective | ExtractorObjective) -> Mapping[str, O
     for config in configs:
         if isinstance(config, PolicyObjective):
             needs = {"reference": config.beta > 0, "entropy": config.entropy_coef > 0}
-            found["grpo"] = Objective("crl.learn.objectives:grpo_term", config, **needs)
+            found["grpo"] = Objective("crl.learn.objectives:grpo_term", config, divides=False, **needs)
         else:
             found["cispo"] = Objective("crl.learn.objectives:cispo_term", config)
     return found

@@ -1,6 +1,7 @@
 """Which weights a role has: read, carried over, identified by what they are made of; and the stages `update_<role>`.
 
-There is one such stage per set of weights: optimizer steps on the batches that credit chose, in their order.
+There is one such stage per set of weights: optimizer steps on the batches that credit chose, in their order, each
+whole or in mini-batches.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from crl.errors import RecordDamaged
-from crl.learn.terms import gradient_shares, share_factors
+from crl.learn.terms import Objective, gradient_shares, share_factors
 from crl.paths import quoted
 from crl.records import Generation, Metric, Sample, Weights
 from crl.rounds.context import StageContext
@@ -136,8 +139,15 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         ctx.progress(0, len(samples))
         trainer = ctx.services.trainer(owner, before)
         in_order = sorted(samples, key=lambda sample: sample.step)
-        batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
-        iterations, stale = ctx.method.role(owner).optimizer.num_iterations, stale_samples(ctx, owner, samples)
+        optimizer, stale = ctx.method.role(owner).optimizer, stale_samples(ctx, owner, samples)
+        batches = [
+            part
+            for step, batch in groupby(in_order, key=lambda sample: sample.step)
+            for part in mini_batches(
+                list(batch), optimizer.num_mini_batches, ctx.recipe.objectives, ctx.seed("mini_batches", step)
+            )
+        ]
+        iterations = optimizer.num_iterations
         steps: list[dict[str, float]] = []
         proximal: dict[str, Any] = {}
         if len(batches) * iterations > 1:
@@ -184,6 +194,29 @@ def _shares(ctx: StageContext, trained: Set[str]) -> tuple[dict[str, float], dic
     recorded = ctx.metrics(BEFORE) if wanted else {}
     earlier = {name: recorded[f"{name}_factor"] for name in wanted if f"{name}_factor" in recorded}
     return {name: share for name, share in wanted.items() if name in trained or name in earlier}, earlier
+
+
+def mini_batches(
+    batch: Sequence[Sample], count: int, objectives: Mapping[str, Objective], seed: np.random.SeedSequence
+) -> list[list[Sample]]:
+    """A batch dealt into so many of about the same size, at random; in their order in each.
+
+    What teaches nothing is dealt for itself, and so is every objective: each mini-batch has its share of all. Where
+    weights are parts of a whole, samples weigh as many times as much as there are mini-batches: the gradient of each
+    is on average the batch's.
+    """
+    from crl.learn.batches import has_gradient
+
+    parts = min(count, len(batch))
+    if parts == 1:
+        return [list(batch)]
+    shuffled = np.random.default_rng(seed).permutation(len(batch)).tolist()
+    dealt = sorted(shuffled, key=lambda place: (batch[place].objective, not has_gradient(batch[place])))
+    heavier = [
+        each if objectives[each.objective].divides else dataclasses.replace(each, weight=each.weight * parts)
+        for each in batch
+    ]
+    return [[heavier[place] for place in sorted(dealt[part::parts])] for part in range(parts)]
 
 
 def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> frozenset[str]:

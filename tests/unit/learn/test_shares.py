@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from crl.config import ActorObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
 from crl.learn.terms import gradient_shares, objectives, share_factors
 from crl.learn.trainer import Gradients, Trainer
 from crl.records import Sample
+from crl.rounds.weights import mini_batches
 
 MakeSamples = Callable[..., list[Sample]]
 
@@ -74,8 +76,34 @@ def test_each_norm_is_that_of_a_step_of_its_own_and_small_gradients_are_kept_for
         assert norms[kind] * factor == pytest.approx(norm_of(stepped(alone, measure=False)[2]), rel=1e-5)
 
 
-def _renamed(sample: Sample) -> Sample:
-    return dataclasses.replace(sample, sample_id=f"{sample.sample_id}-nll", generation_id=f"{sample.generation_id}-nll")
+def test_the_gradients_of_mini_batches_are_on_average_the_batchs(base_model: Path, random_samples: MakeSamples) -> None:
+    role = RoleConfig(
+        model="miniature", optimizer=OptimizerConfig(max_grad_norm=0), deepspeed=DeepSpeedConfig(micro_batch=2)
+    )
+    terms = objectives(ActorObjective())
+    alike = [dataclasses.replace(each, advantage=0.0) for each in random_samples(4, seed=3)]
+    samples = [*random_samples(9, seed=1), *(_renamed(each, "-0") for each in alike)]
+
+    def gradients_of(batch: list[Sample]) -> Gradients:
+        caught: list[Gradients] = []
+        trainer = Trainer(role, model_path=base_model, checkpoint=None, threads=1)
+        trainer.update(batch, terms, inspect=caught.append)
+        trainer.dispose()
+        return caught[0]
+
+    parts = mini_batches(samples, 3, terms, np.random.SeedSequence(5))
+    assert sorted(each.sample_id for part in parts for each in part) == sorted(each.sample_id for each in samples)
+    assert [sum(each.advantage != 0 for each in part) for part in parts] == [3, 3, 3], (
+        "each has its share of what teaches"
+    )
+    whole, each = gradients_of(samples), [gradients_of(part) for part in parts]
+    mean = {name: sum(part[name] for part in each) / 3 for name in whole}
+    assert norm_of({name: mean[name] - whole[name] for name in whole}) < 1e-6 * norm_of(whole)
+    assert norm_of({name: each[0][name] - whole[name] for name in whole}) > 0.1 * norm_of(whole)
+
+
+def _renamed(sample: Sample, end: str = "-nll") -> Sample:
+    return dataclasses.replace(sample, sample_id=sample.sample_id + end, generation_id=sample.generation_id + end)
 
 
 def test_a_factor_gives_the_share_and_moves_twofold_at_most() -> None:

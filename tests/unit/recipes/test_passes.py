@@ -31,8 +31,9 @@ class SteppingTrainer(Trainer):
         (directory / "model").write_text("moved")
 
 
-def played(root: Path, passes: int) -> tuple[Played, Services]:
-    made = experiment(**{"method__roles__actor__optimizer__num_iterations": passes, **FEW})
+def played(root: Path, passes: int, mini_batches: int = 1) -> tuple[Played, Services]:
+    optimizer = "method__roles__actor__optimizer__num_"
+    made = experiment(**{optimizer + "iterations": passes, optimizer + "mini_batches": mini_batches, **FEW})
     services = Services(made)
     services.trainers = {"actor": SteppingTrainer(), "extractor": SteppingTrainer()}
     return Played(root, made, 1, services), services
@@ -47,6 +48,26 @@ def test_each_pass_is_a_step_on_the_same_samples_and_the_weights_have_had_as_man
     assert several.trainers["extractor"].batches == single.trainers["extractor"].batches, "another role's own affair"
     [one], [three] = (each.rows(Weights, "update_actor", 1) for each in (once, thrice))
     assert (one.updates, three.updates) == (1, 3)
+
+
+def test_a_batch_is_dealt_into_mini_batches_the_same_in_every_pass(tmp_path: Path) -> None:
+    _, single = played(tmp_path / "one", 1)
+    twice, several = played(tmp_path / "two", 2, mini_batches=3)
+    _, again = played(tmp_path / "again", 2, mini_batches=3)
+    [whole], parts = single.trainers["actor"].batches, several.trainers["actor"].batches
+    assert len(parts) == 6 and parts[:3] == parts[3:] == again.trainers["actor"].batches[:3]
+    assert max(map(len, parts)) - min(map(len, parts)) <= len({each.objective for each in whole})
+    weights = {each.sample_id: each.weight * (3 if each.objective == "grpo" else 1) for each in whole}
+    assert {each.sample_id: each.weight for part in parts[:3] for each in part} == pytest.approx(weights)
+    assert sum(map(len, parts[:3])) == len(whole)
+    [after] = twice.rows(Weights, "update_actor", 1)
+    assert after.updates == 6
+
+
+def test_there_are_no_more_mini_batches_than_samples(tmp_path: Path) -> None:
+    _, single = played(tmp_path / "one", 1)
+    _, several = played(tmp_path / "many", 1, mini_batches=1000)
+    assert [len(part) for part in several.trainers["actor"].batches] == [1] * len(single.trainers["actor"].batches[0])
 
 
 def test_samples_are_told_once_and_steps_together() -> None:
