@@ -67,6 +67,9 @@ def test_the_extractor_sees_every_outcome_and_true_lessons_in_form(run: RunDirec
     assert len(episodes) == EXTRACTOR and 5 < sum(episode.success for episode in episodes) < EXTRACTOR - 5
     outputs = [row for row in rows(run, Distillation, "warm_start_extractor", [0]) if row.kind == "distill"]
     assert all(row.reason_code == "ok" for row in outputs)
+    free = [episode for episode in episodes if not episode.guided]
+    assert EXTRACTOR / 3 < len(free) < EXTRACTOR, "half are free, and a few of the others have nothing to be guided by"
+    assert any(episode.turns > 1 and not episode.success for episode in free), "lost late, which is hard to write about"
     assert {row.verdict for row in outputs} == {"add", "update", "return"}
     written = rows(run, Operation, "warm_start_extractor", [0])
     texts = {row.episode_ids[0]: row.text for row in written if row.kind in ("add", "update")}
