@@ -461,9 +461,9 @@ RUNS: dict[str, Golden] = {
         {"method.roles.actor.model": "tiny", "method.roles.extractor.model": "tiny", "method.threads": 1,
          "method.roles.actor.sampling.max_new_tokens": 12, "method.roles.extractor.sampling.max_new_tokens": 96,
          "method.roles.extractor.lora": None, "method.families.0.repeat": 2, "method.families.0.groups": 2,
-         "method.families.0.evaluation_seeds.count": 1, RECIPE + "warm_start.actor_episodes": 32,
-         RECIPE + "warm_start.extractor_episodes": 64, RECIPE + "warm_start.num_train_epochs": 8,
-         RECIPE + "warm_start.learning_rate": 5.0e-3, BUFFERED + "batch": 4, **ALL_NOTES},
+         "method.families.0.evaluation_seeds.count": 1, BUFFERED + "batch": 4, **ALL_NOTES, RECIPE + "warm_start": {
+             "demonstrations": "practice", "actor_episodes": 32, "extractor_episodes": 64, "extractor_merges": 8,
+             "num_train_epochs": 8, "learning_rate": 5.0e-3}},
         config="conf/quickstart.yaml", rounds=3,
     ),
     # Ways to begin.
