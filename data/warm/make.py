@@ -1,6 +1,6 @@
 """Make a warm start that comes with the project: python data/warm/make.py quickstart
 
-It runs round 0 of `data/warm/NAME/experiment.yaml` (for the quickstart a quarter of an hour on a core) and writes the
+It runs round 0 of `data/warm/NAME/experiment.yaml` (for the quickstart half an hour on a core) and writes the
 adapter of each role to `data/warm/NAME/ROLE/`, rounded to bfloat16: what ships is what runs begin with
 (`warm_start: {adapters: warm:NAME}`). `made.json` says what made it, and its digests; on the same kind of CPU, with
 the same versions, the files come out equal.
