@@ -29,8 +29,10 @@ CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
 _SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
 """Metrics of an optimizer step that count something; so do the `<objective>_tokens`."""
-_OF_SAMPLES = _SUMMED - {"stepped"} | {"logprob_mismatch", "mismatch_kl"}
-"""Metrics of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
+_OF_SAMPLES = _SUMMED - {"stepped"}
+"""Metrics of an optimizer step that count its samples; so do the `<objective>_tokens`."""
+_UNMOVED = ("logprob_mismatch", "mismatch_kl")
+"""Metrics that compare the trainer with the sampler, which a step makes differ."""
 
 
 def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weights:
@@ -252,11 +254,13 @@ def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str, float]:
-    """Metrics of several passes over as many batches. What the samples are (their number, their tokens, how trainer and
-    sampler agree about them) is said by the first pass, before it moved anything; the rest is over all steps."""
-    once = over_steps(steps[:batches])
-    of_samples = {name: value for name, value in once.items() if name in _OF_SAMPLES or name.endswith("_tokens")}
-    return {**over_steps(steps), **of_samples}
+    """Metrics of several passes over as many batches. Samples and tokens are counted once; how trainer and sampler
+    agree is said by the first step, before anything moved; the rest is over all steps."""
+    once, everything = over_steps(steps[:batches]), over_steps(steps)
+    counted = {name: value for name, value in once.items() if name in _OF_SAMPLES or name.endswith("_tokens")}
+    first: Mapping[str, float] = next((step for step in steps if step["stepped"]), {})
+    unmoved = {name: first[name] for name in _UNMOVED if name in first}
+    return {name: value for name, value in everything.items() if name not in _UNMOVED} | counted | unmoved
 
 
 def base_weights(ctx: StageContext) -> list[Weights]:

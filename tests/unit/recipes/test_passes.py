@@ -74,9 +74,18 @@ def test_samples_are_told_once_and_steps_together() -> None:
     trainer = SteppingTrainer()
     steps = [trainer.update([None] * 4, None) for _ in range(6)]
     assert over_passes(steps, 2) == {
-        "samples": 8.0, "tokens": 20.0, "nll_tokens": 6.0, "logprob_mismatch": 1.5, "mismatch_kl": 1.5,
+        "samples": 8.0, "tokens": 20.0, "nll_tokens": 6.0, "logprob_mismatch": 1.0, "mismatch_kl": 1.0,
         "stepped": 6.0, "loss": 3.5, "ratio_mean": 3.5, "ratio_max": 6.0,
     }  # fmt: skip
+
+
+def test_how_trainer_and_sampler_agree_is_said_before_anything_moved_or_not_at_all() -> None:
+    idle = {"samples": 2.0, "stepped": 0.0}
+    fresh, old = (
+        {"samples": 2.0, "tokens": 3.0, "stepped": 1.0, "loss": 0.5, **more} for more in ({"mismatch_kl": 0.1}, {})
+    )
+    assert over_passes([idle, fresh, {**fresh, "mismatch_kl": 9.0}], 3)["mismatch_kl"] == 0.1
+    assert "mismatch_kl" not in over_passes([old, fresh], 2), "the second batch is read after a step"
 
 
 def test_one_pass_is_not_written_down_and_none_is_refused() -> None:
