@@ -37,8 +37,8 @@ from crl.text.unicode import valid_text
 TRUE_EXPERIENCES = 0.75
 """Share of the extractor's games that are guided by a true experience, where they are guided at all."""
 FREE = 0.5
-"""Share of the extractor's games that nothing guides, as in a round. What it is to write about one that was lost late is
-rare, and the hardest to write: an extractor that saw few of them calls the last thing that was tried the rule."""
+"""Share of the extractor's games that nothing guides, as in a round. One of them that is lost late is rare, and the
+hardest to write about: an extractor that saw few such games calls the last thing that was tried the rule."""
 _SKILLS = (0.3, 0.5, 0.7, 0.9)
 """Shares of good moves of the players that the extractor reads about."""
 
