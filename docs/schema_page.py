@@ -198,15 +198,19 @@ _EVERY_MECHANISM = {
     "method.recipe.bank.duplicates": "near",
 }
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""
-_OVERLAPPED = {"method.overlap": True, "method.recipe.extractor_objective.credit": "running_usefulness"}
-"""Added to the quickstart: then the actor's samples have a stage of their own, and another rule keeps rows."""
+_OVERLAPPED = {
+    "method.overlap": True,
+    "method.recipe.extractor_objective.credit": "running_usefulness",
+    "method.recipe.warm_start": {"demonstrations": "practice"},
+}
+"""Added to the quickstart: then the actor's samples have a stage of their own, another rule keeps rows, and both roles
+imitate demonstrations."""
 _WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 _CONF = Path(__file__).parents[1] / "conf"
 
 
 def recipes() -> list[Recipe]:
     """The recipe `complementary` as it is with a warm start and overlap, and with every other mechanism."""
-    # The quickstart has a warm start.
     return [_recipe("quickstart", _OVERLAPPED), _recipe("paper/sokoban", _EVERY_MECHANISM)]
 
 
