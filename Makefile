@@ -29,8 +29,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints-vllm.txt $(PIP_FLAGS)
 # -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
-# --no-compile: bytecode of what is imported is written then; of all that is installed it takes two minutes.
-PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
 # One thread per test process: several run side by side, and equal numbers need an equal thread count. Bytecode is kept,
 # whatever the environment says: hundreds of processes start.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
