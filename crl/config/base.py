@@ -67,6 +67,11 @@ def unset(value: Any) -> bool:
     return value is None
 
 
+def single(value: Any) -> bool:
+    """Whether a count is 1, what there is without its key: it is left out of a dump then."""
+    return bool(value == 1)
+
+
 def off(value: Any) -> bool:
     """Whether a mechanism is off, and so no part of the method: experiments that compute the same have one digest."""
     return not value

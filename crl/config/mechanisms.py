@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from crl.config.base import COLDEST, MOST_ROUNDS, LearningRateSchedule, Model, off, refuse_warmup, unset
+from crl.config.base import COLDEST, MOST_ROUNDS, LearningRateSchedule, Model, off, refuse_warmup, single, unset
 from crl.config.recorded import RecordedConfig
 from crl.config.roles import SamplingChange
 from crl.records.learning import CREDIT_RULES
@@ -160,7 +160,7 @@ class DistillConfig(Model):
         1,
         ge=1,
         le=64,
-        exclude_if=lambda value: value == 1,
+        exclude_if=single,
         description="Outputs per episode. More than 1 needs `recipe.trial`: they are compared by the games that their "
         "texts guide, and only texts of the best one may enter the bank.",
     )
@@ -484,7 +484,7 @@ class EvaluationConfig(Model):
         1,
         ge=1,
         le=1024,
-        exclude_if=lambda value: value == 1,
+        exclude_if=single,
         description="Plays per held-out task and condition; above 1, results have pass@k. The first play is "
         "always the same.",
     )

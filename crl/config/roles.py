@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag, model_validator
 
-from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
+from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, single, unset
 from crl.config.models import Sampling
 from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
@@ -160,7 +160,7 @@ class OptimizerConfig(Model):
         1,
         ge=1,
         le=100,
-        exclude_if=lambda value: value == 1,
+        exclude_if=single,
         description="Epochs per round, one step per mini-batch. GRPO's clip acts from a round's second step on; CISPO "
         "bounds weights instead, and next-token losses have no clip.",
     )
@@ -168,7 +168,7 @@ class OptimizerConfig(Model):
         1,
         ge=1,
         le=1000,
-        exclude_if=lambda value: value == 1,
+        exclude_if=single,
         description="Mini-batches that each batch of a round is dealt into at random: more steps from as many passes.",
     )
     betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's decay rates.")
