@@ -209,12 +209,16 @@ def _untied(directory: Path) -> Any:
     return model
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024  # of 64 connections at once a queue of 5 resets some, where this process waits for the CPU
+
+
 @contextmanager
 def serving(fake: FakeVllm | None = None) -> Iterator[FakeVllm]:
     """Serve on a port of this machine; its `address` says which."""
     state = fake or FakeVllm()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(state))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _handler(state))
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     state.address = f"http://127.0.0.1:{server.server_address[1]}"
     try:
