@@ -203,7 +203,8 @@ def mini_batches(
 ) -> list[list[Sample]]:
     """A batch dealt into so many of about the same size, at random; in their order in each.
 
-    What teaches nothing is dealt for itself, and so is every objective: each mini-batch has its share of all. Where
+    What teaches nothing is dealt for itself, and so is every objective: each mini-batch has its share of all. Of what
+    there is less than there are mini-batches, the first has some: shares of the gradient are measured on it. Where
     weights are parts of a whole, samples weigh as many times as much as there are mini-batches: the gradient of each
     is on average the batch's.
     """
@@ -218,7 +219,8 @@ def mini_batches(
         each if objectives[each.objective].divides else dataclasses.replace(each, weight=each.weight * parts)
         for each in batch
     ]
-    return [[heavier[place] for place in sorted(dealt[part::parts])] for part in range(parts)]
+    found = [[heavier[place] for place in sorted(dealt[part::parts])] for part in range(parts)]
+    return sorted(found, key=lambda part: -len({each.objective for each in part if has_gradient(each)}))
 
 
 def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> frozenset[str]:

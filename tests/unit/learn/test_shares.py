@@ -102,6 +102,16 @@ def test_the_gradients_of_mini_batches_are_on_average_the_batchs(base_model: Pat
     assert norm_of({name: each[0][name] - whole[name] for name in whole}) > 0.1 * norm_of(whole)
 
 
+def test_the_first_mini_batch_has_some_of_everything(random_samples: MakeSamples) -> None:
+    samples = [*random_samples(9, seed=1), *(_renamed(each) for each in random_samples(2, "nll", seed=2))]
+    terms = objectives(ActorObjective())
+    for seed in range(20):
+        parts = mini_batches(samples, 4, terms, np.random.SeedSequence(seed))
+        kinds = [{each.objective for each in part} for part in parts]
+        assert kinds[0] == {"grpo", "nll"} and {"grpo"} in kinds
+        assert sum(map(len, parts)) == len(samples)
+
+
 def _renamed(sample: Sample, end: str = "-nll") -> Sample:
     return dataclasses.replace(sample, sample_id=sample.sample_id + end, generation_id=sample.generation_id + end)
 
