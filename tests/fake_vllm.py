@@ -211,7 +211,7 @@ def _untied(directory: Path) -> Any:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 1024  # of 64 connections at once a queue of 5 resets some, where this process waits for the CPU
+    request_queue_size = 1024  # a queue of 5 resets some of 64 connections, where this process waits for the CPU
 
 
 @contextmanager
