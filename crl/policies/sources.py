@@ -14,6 +14,7 @@ This module imports neither torch nor transformers until something has to be pre
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from crl.config.models import is_adapter, weight_files
 from crl.config.roles import ENDPOINT
@@ -544,22 +546,26 @@ def _smollm2_gguf() -> Path:
 
 
 def _write_smollm2(directory: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from crl.config.models import pretrained
 
-    gguf = _smollm2_gguf()
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
-        trust_remote_code=False,
-        local_files_only=True,
-    )
-    model.save_pretrained(directory)
-    pretrained(AutoTokenizer, gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+    file = _smollm2_gguf()
+    # transformers reads the whole file four times and makes one map of names for every module: half a minute.
+    once = {name: functools.cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+    with patch.dict(vars(gguf), once):
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+        model.save_pretrained(directory)
+        pretrained(AutoTokenizer, file.parent, gguf_file=file.name).save_pretrained(directory)
 
 
 def takes_preparing(name: str) -> bool:
