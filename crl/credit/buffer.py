@@ -220,14 +220,15 @@ def buffer_metrics(
 ) -> list[Metric]:
     """How full the buffer is, of what, and how long its oldest scored item has waited (rounds).
 
-    Where the round trains the extractor (`trains`), what is scored and was not trained although it fills more than two
-    batches will be trained ever later: an alarm.
+    Where the round trains the extractor (`trains`), it is an alarm that more is left, scored and not trained, than two
+    rounds like this one take, or two batches.
     """
     waiting = scored_items(buffer)
+    selected = sum(item.status == "selected" for item in buffer)
     metrics: dict[str, float] = {
         "buffer_waiting": len(waiting),
         "buffer_unused": sum(item.status == "waiting" and not item.uses for item in buffer),
-        "buffer_selected": sum(item.status == "selected" for item in buffer),
+        "buffer_selected": selected,
         "buffer_dropped": sum(item.status == "dropped" for item in buffer),
     }
     at_once = [SCORED] if any(item.kind == SCORED for item in buffer) else []
@@ -235,7 +236,7 @@ def buffer_metrics(
         metrics[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
     metrics["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
     alarms = {}
-    if trains and len(waiting) > 2 * config.batch:
+    if trains and len(waiting) > 2 * max(config.batch, selected):
         alarms["buffer_waiting"] = (
             f"{len(waiting)} scored outputs wait for batches of {config.batch}, at most {config.max_batches} a round: "
             "raise extractor_objective.max_batches, unless all of their rewards are equal"
