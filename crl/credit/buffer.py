@@ -221,9 +221,9 @@ def buffer_metrics(
     """How full the buffer is, of what, and how long its oldest scored item has waited (rounds).
 
     Where the round trains the extractor (`trains`), it is an alarm that more is left, scored and not trained, than two
-    rounds like this one take, or two batches.
+    rounds like this one take, or two batches, and the oldest has waited two rounds: a round that wrote much is none.
     """
-    waiting = scored_items(buffer)
+    waiting, oldest = scored_items(buffer), oldest_wait(buffer, round=round)
     selected = sum(item.status == "selected" for item in buffer)
     metrics: dict[str, float] = {
         "buffer_waiting": len(waiting),
@@ -234,9 +234,9 @@ def buffer_metrics(
     at_once = [SCORED] if any(item.kind == SCORED for item in buffer) else []
     for kind in ("used", "malformed", "return", "answer", *at_once):
         metrics[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
-    metrics["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
+    metrics["buffer_oldest_wait"] = oldest
     alarms = {}
-    if trains and len(waiting) > 2 * max(config.batch, selected):
+    if trains and len(waiting) > 2 * max(config.batch, selected) and oldest >= 2:
         alarms["buffer_waiting"] = (
             f"{len(waiting)} scored outputs wait for batches of {config.batch}, at most {config.max_batches} a round: "
             "raise extractor_objective.max_batches, unless all of their rewards are equal"

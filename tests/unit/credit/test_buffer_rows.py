@@ -41,6 +41,25 @@ def output(generation_id: str, verdict: str, round: int = 1, kind: str = "distil
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("scored", "alarms"), [([9, 0, 0], []), ([21, 0, 0, 0], [3]), ([9, 4, 4, 4], []), ([9, 9, 9, 9], [4])]
+)
+def test_a_burst_is_no_alarm_and_what_is_left_for_longer_than_two_rounds_is_one(
+    scored: list[int], alarms: list[int]
+) -> None:
+    """At most four of what is scored are trained in a round."""
+    config = ExtractorObjective(batch=2, max_batches=2)
+    rows: list[BufferItem] = []
+    found = []
+    for number, count in enumerate(scored, start=1):
+        uses = [use(f"x{number}-{index}", (-1.0) ** index, number) for index in range(count)]
+        batches, rows = select_batches(fill(rows, uses, [], round=number), config, round=number)
+        assert len(batches) <= 2
+        told = {row.name: row for row in buffer_metrics(rows, round=number, config=config, trains=True)}
+        found += [number] if told["buffer_waiting"].alarm else []
+    assert found == alarms
+
+
 def text(generation_id: str, entry: str = "m") -> HeldText:
     return HeldText(entry, generation_id)
 
@@ -291,5 +310,6 @@ def test_every_use_is_trained_exactly_once_or_still_waits(
             told = {row.name: row for row in buffer_metrics(rows, round=number, config=config, trains=trains)}
             backlog = told["buffer_waiting"]
             assert backlog.value == len(waiting)
-            left = len(waiting) > 2 * max(batch, len(selected))
+            oldest = max((number - row.entered_round for row in waiting if row.uses), default=0)
+            left = len(waiting) > 2 * max(batch, len(selected)) and oldest >= 2
             assert (backlog.alarm is not None) == (trains and left), "more than two rounds take"
