@@ -28,6 +28,7 @@ PAGES = {
         "smollm2",
         "objectives",
         "selection",
+        "quickstart_arms",
     )
 } | {"scale": "scaling.md"}
 """The page that a study's tables are in, by the name of its raw results."""
@@ -36,6 +37,7 @@ BUDGETS = {
     "episodes": "training_episodes",
     "generated tokens": "training_tokens",
     "real environment steps": "training_real_steps",
+    "seconds of training": "training_seconds",
 }
 
 
@@ -60,8 +62,8 @@ class Raw:
         self.seeds = study["seeds"]
         self.last = study.get("last", 1)
         self.level = study.get("level")
-        columns = ["arm", "seed", "bank", "round", "success", *BUDGETS.values()]
-        rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM '{RESULTS / name}.parquet' ORDER BY round").fetchall()
+        table = duckdb.sql(f"FROM '{RESULTS / name}.parquet' ORDER BY round")
+        columns, rows = table.columns, table.fetchall()
         self.curves: dict[tuple[str, bool], dict[int, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
             point = dict(zip(columns, row, strict=True))
@@ -90,9 +92,9 @@ class Raw:
         }
 
     def used(self, column: str, *arms: str) -> list[int]:
-        """What each run (of some arms) used of a budget in all."""
+        """What each run (of some arms) used of a budget in all; 0 where nobody noted it."""
         return [
-            int(points[-1][column])
+            int(points[-1].get(column) or 0)
             for (arm, _), runs in self.curves.items()
             if arm in arms or not arms
             for points in runs.values()

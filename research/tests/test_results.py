@@ -137,7 +137,7 @@ def test_the_lead_averaged_over_a_budget():
     """By pair, up to the smaller of its two totals; in the last column all seeds."""
     header, *rows = table_under(PAPER, "Averaged over a budget, with bank, minus Experience only")
     assert header[1:] == ["10 seeds", "25 other seeds", "40 new seeds", "all 75"]
-    assert [name for name, *_ in rows] == list(BUDGETS)
+    assert [name for name, *_ in rows] == list(BUDGETS)[:3]  # nobody noted seconds then
     for name, *cells in rows:
         column, studies = BUDGETS[name], []
         for raw in map(Raw, ("coevolution", "coevolution_again", "coevolution_sooner")):
@@ -301,7 +301,7 @@ def test_success_at_equal_budgets(study, kind):
     column = BUDGETS[kind]
     amount = min(raw.used(column))
     if f"At equal {kind}" not in page:
-        assert amount == max(raw.used(column)), "every run used the same amount, so there is no such table"
+        assert amount in (0, max(raw.used(column))), "all used as much, or some did not note it: there is no such table"
         return
     _, *rows = table_under(page, f"At equal {kind}: {amount:,}")
     assert [row[0] for row in rows] == [title for title, arm in raw.arm_of.items() if raw.final(arm, False)]

@@ -124,6 +124,21 @@ def test_nothing_is_said_where_all_used_the_same() -> None:
     assert equal_budgets(STUDY, {}) == []
 
 
+def test_a_budget_that_a_run_has_not_noted_is_left_out() -> None:
+    """Runs of one seed were kept before seconds were counted."""
+    noted = {"seconds": dict(enumerate([0, 7, 9, 15, 20]))}
+    metrics = {
+        arm: {seed: each.model_copy(update=noted if arm == "plain" or seed == 1 else {}) for seed, each in runs.items()}
+        for arm, runs in FIGURES.items()
+    }
+    assert [budget.kind for budget in equal_budgets(STUDY, metrics)] == ["tokens"]
+    metrics["costly"][2] = metrics["costly"][2].model_copy(update={"seconds": dict(enumerate([0, 10, 20, 30, 40]))})
+    _, budget = equal_budgets(STUDY, metrics)
+    assert (budget.kind, budget.amount) == ("seconds", 20)
+    assert budget.arms[1].without_bank == interval([0.80, 0.40])
+    assert "At equal seconds of training: 20" in [table.title for table in tables(summarize_study(STUDY, metrics))]
+
+
 def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
     """Of ERL every attempt and reflection; of DreamGym no step in a model, no text that one is fitted to, and no token
     of random play; of no recipe an evaluation."""
@@ -131,11 +146,12 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
         ("erl", erl_played.played(tmp_path / "erl", 2)),
         ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__synthetic_share=0.5)),
     ):
-        used = SimpleNamespace(tokens=0, real=0, random=0)
+        used = SimpleNamespace(tokens=0, real=0, random=0, seconds=0.0)
         metrics = read_run(played.run.path, 2)
         for number in (1, 2):
             for stage in played.run.complete_stages(number):
                 if not stage.startswith("evaluate"):
+                    used.seconds += played.run.manifest(number, stage).provenance["seconds"]
                     records = played.rows(Generation, stage, number)
                     moves = played.rows(Transition, stage, number) if name == "dream" else []
                     random = {f"{row.episode_id}-{stage}" for row in moves if row.policy == "random"}
@@ -145,6 +161,7 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
                     )
                     used.real += sum(r.turns for r in played.rows(Episode, stage, number) if r.stream != "synthetic")
             assert (metrics.tokens[number], metrics.real_steps[number]) == (used.tokens, used.real), name
+            assert metrics.seconds[number] == round(used.seconds) >= metrics.seconds[0] == 0
         assert (used.random > 0) == (name == "dream")
         episodes = [row for number in (1, 2) for row in played.rows(Episode, "collect", number)]
         assert used.tokens > sum(row.tokens_sampled for row in episodes)

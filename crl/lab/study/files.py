@@ -54,12 +54,15 @@ SCHEMA = pa.schema(
         ("bank", pa.bool_()),
         *((name, pa.int64()) for name in ("successes", "episodes")),
         ("success", pa.float64()),
-        *((name, pa.int64()) for name in ("training_episodes", "training_tokens", "training_real_steps")),
+        *(
+            (name, pa.int64())
+            for name in ("training_episodes", "training_tokens", "training_real_steps", "training_seconds")
+        ),
         *((name, pa.float64()) for name in ("actions", "tokens_read", "tokens_sampled")),
     ]
 )
 """One row per evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes` (with
-that many generated tokens and real steps), and what a game took on average."""
+that many generated tokens, real steps and seconds), and what a game took on average."""
 
 OF_RUNS = pa.schema(
     [
@@ -136,6 +139,7 @@ def _parquet(metrics: RunsByArm) -> bytes:
             "training_episodes": run.episodes[number],
             "training_tokens": run.tokens.get(number),
             "training_real_steps": run.real_steps.get(number),
+            "training_seconds": run.seconds.get(number),
             **_cost(run, number, bank),
         }
         for arm, runs in metrics.items()

@@ -60,6 +60,8 @@ class RunMetrics(BaseModel, frozen=True):
     """Tokens that any role sampled in training, likewise. Neither those that left no choice count, nor random play."""
     real_steps: dict[int, int] = {}
     """Steps of the real environment in training, likewise."""
+    seconds: dict[int, int] = {}
+    """Clock time of training on the run's machine, likewise: for runs of equal machines that had as much else to do."""
     outputs: int
     """Extractor outputs of all rounds; of ERL its reflections."""
     malformed: int
@@ -124,6 +126,7 @@ def read_run(path: Path, rounds: int) -> RunMetrics:
         episodes=_total(run, numbers, lambda number, stage: _rows(run, number, stage, Episode)),
         tokens=_total(run, numbers, partial(_tokens, run)),
         real_steps=_total(run, numbers, partial(_real_steps, run)),
+        seconds=_total(run, numbers, lambda number, stage: run.manifest(number, stage).provenance.get("seconds", 0.0)),
         outputs=outputs,
         malformed=malformed,
         returned=returned,
@@ -206,17 +209,17 @@ def _starts(run: RunDirectory) -> dict[str, str]:
     return {row.source: row.base_digest for row in rows_of(Weights, run.read(0, INITIALIZE, Weights))}
 
 
-def _total(run: RunDirectory, numbers: list[int], count: Callable[[int, str], int]) -> dict[int, int]:
+def _total(run: RunDirectory, numbers: list[int], count: Callable[[int, str], float]) -> dict[int, int]:
     """Something that stages used in training, up to and including each round: `count` says how much a stage did.
 
     Whatever stage plays: attempts after the first ones (ERL) are episodes too.
     """
-    total, found = 0, {}
+    total, found = 0.0, {}
     for number in numbers:
         if number > 0 and run.is_complete(number, COLLECT):
             stages = [stage for stage in run.complete_stages(number) if not stage.startswith(EVALUATE)]
             total += sum(count(number, stage) for stage in stages)
-        found[number] = total
+        found[number] = round(total)
     return found
 
 

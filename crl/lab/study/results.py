@@ -4,7 +4,7 @@ Arms at equal budgets are compared by what they had reached when they had used a
 all; two arms, where they had used as much as the most frugal run of these two: a third arm that uses little does not
 move their comparison to the beginning of both. Success between two evaluations is interpolated. Budgets are those of
 training: episodes; tokens that were sampled, by whatever role; steps of the real environment (an episode that a model
-of the environment played has none).
+of the environment played has none); seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from crl.lab.study.statistics import (
 from crl.report.state import last_failure
 from crl.run.journal import Journal
 
-KINDS = {"episodes": "episodes", "tokens": "generated tokens", "real_steps": "real environment steps"}
+KINDS = {
+    "episodes": "episodes",
+    "tokens": "generated tokens",
+    "real_steps": "real environment steps",
+    "seconds": "seconds of training",
+}
 """Budgets by the name of their metrics, and what tables call them."""
 
 
@@ -355,13 +360,13 @@ class Budget(BaseModel, frozen=True):
 
 
 def equal_budgets(study: Study, runs: RunsByArm) -> list[Budget]:
-    """Every budget that some runs used more of than others."""
+    """Every budget that some runs used more of than others. What a run has not noted is none."""
     found = []
     for kind in KINDS:
         used = {
-            arm: totals
+            arm: [max(amounts_of(run, kind).values(), default=0) for run in each.values()]
             for arm, each in runs.items()
-            if (totals := [amounts[max(amounts)] for run in each.values() if (amounts := amounts_of(run, kind))])
+            if each
         }
         least = {arm: min(totals) for arm, totals in used.items()}
         most = max((max(totals) for totals in used.values()), default=0)

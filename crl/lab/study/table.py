@@ -213,7 +213,8 @@ def footnotes(result: StudyResult) -> list[str]:
             "At equal budgets, every arm is taken where it had used as much in training as the most frugal run uses in "
             "all, and differences where both arms had used as much as the most frugal run of these two; success "
             "between two evaluations is interpolated. Generated tokens are those of every role; steps in a model of "
-            "the environment are no real ones."
+            "the environment are no real ones. Seconds are those of the machines that the runs were on, without "
+            "evaluations; they compare runs that had equal machines and as much else beside them."
         )
     for changed, (before, after) in sorted({(each.round, each.evaluated) for each in result.changes}):
         found.append(
