@@ -120,9 +120,9 @@ format: setup ## let ruff mend what it can
 test: style ## ruff, then mypy beside every test that is neither slow nor needs a GPU
 	@# mypy is one process: on its own it would leave the other processor idle for a minute.
 	@# A test that hangs is ended with every thread's stack in the output, and the run with it: the last lines name it. The
-	@# longest takes a minute, on a slow and busy machine three. Neighbors stay together: what a file prepares is made once.
+	@# longest takes a minute, on a slow and busy machine three.
 	@mkdir -p build; $(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; failed=0; \
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal -m "not slow and not gpu" -o faulthandler_timeout=420 \
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu" -o faulthandler_timeout=420 \
 	  -o faulthandler_exit_on_timeout=true --max-worker-restart 0 || failed=$$?; \
 	wait $$types || failed=$$?; echo "mypy: $$(cat build/mypy.txt)"; exit $$failed
 
