@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.config import Experiment, Method
+from crl.config.base import MOST_ROUNDS
 from crl.config.load import is_index, parse_experiment, read_yaml
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.lab.study.config import Study
@@ -131,6 +132,9 @@ class _Arm:
         if "trackers" not in parsed.runtime.model_fields_set:
             # A study is read from its table: only who asks for a tracker pays for one in each of its runs.
             self._plain["runtime"]["trackers"] = []
+        if not parsed.runtime.keep_every and any(arm.prepared_by == name for arm in study.arms.values()):
+            # Round 0 alone stays: an arm that is added when its run has ended can begin with it.
+            self._plain["runtime"]["keep_every"] = MOST_ROUNDS
         # Looked up in the whole experiment, where every default and every repeated family is written out.
         self._keys = self._seed_keys()
 

@@ -278,7 +278,11 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
 
 def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomplete:
     """The error that names the runs that failed."""
-    lines = [f"  {name}: {str(error.found).splitlines()[0]}" for name, error in sorted(failed.items())]
+    lines = [
+        f"  {name}: {str(error.found).splitlines()[0]}"
+        + (f"; {error.next_step}" if isinstance(error, BadInput) and error.next_step else "")
+        for name, error in sorted(failed.items())
+    ]
     begun = [directory / name for name in sorted(failed) if (directory / name).is_dir()]
     more = f"`crl status {quoted(begun[0])}` says more; " if begun else ""
     return StudyIncomplete(

@@ -262,6 +262,11 @@ def test_those_that_another_prepares_for_come_last(tmp_path: Path) -> None:
     for run in runs[-2:]:
         assert run.parent is not None and run.parent.forks == [run]
         assert (run.parent.arm, run.parent.seed) == ("complementary", run.seed)
+    # An arm that is added when all have ended begins with the same round 0: its weights stay.
+    kept = {run.arm: run.experiment.runtime.keep_every for run in runs}
+    assert kept["baseline"] == kept["other"] == 0 and kept["complementary"] > max(run.rounds for run in runs)
+    asked = planned(tmp_path, arms={"other": other, **ARMS}, set={"runtime.keep_every": 2})
+    assert {run.experiment.runtime.keep_every for run in asked} == {2}
 
 
 def test_a_recipe_that_knows_no_warm_start_begins_with_that_of_another(tmp_path: Path) -> None:
