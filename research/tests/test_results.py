@@ -301,7 +301,8 @@ def test_success_at_equal_budgets(study, kind):
     column = BUDGETS[kind]
     amount = min(raw.used(column))
     if f"At equal {kind}" not in page:
-        assert amount in (0, max(raw.used(column))), "all used as much, or some did not note it: there is no such table"
+        unnoted = kind == "seconds of training" and amount == 0  # the runs are older than this budget
+        assert unnoted or amount == max(raw.used(column)), "every run used the same amount, so there is no such table"
         return
     _, *rows = table_under(page, f"At equal {kind}: {amount:,}")
     assert [row[0] for row in rows] == [title for title, arm in raw.arm_of.items() if raw.final(arm, False)]

@@ -210,6 +210,6 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
     for name, parameter in network.named_parameters():
         if name in caught[0]:
             assert parameter.grad is not None
-            # float32 beside float64: 2e-6 to 4e-6 of a gradient's norm, by the processor.
-            difference = caught[0][name].double() - parameter.grad
-            assert difference.norm() < 2e-5 * parameter.grad.norm(), name
+            # float32 beside float64: up to 4e-6 of the largest entry, by the processor.
+            bound = 1e-5 * parameter.grad.abs().max().item()
+            assert torch.allclose(caught[0][name].double(), parameter.grad, atol=bound), name

@@ -28,6 +28,7 @@ from crl.lab.study.config import Study
 from crl.lab.study.metrics import RunMetrics
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import (
+    KINDS,
     ArmResult,
     RunsByArm,
     StudyResult,
@@ -54,10 +55,7 @@ SCHEMA = pa.schema(
         ("bank", pa.bool_()),
         *((name, pa.int64()) for name in ("successes", "episodes")),
         ("success", pa.float64()),
-        *(
-            (name, pa.int64())
-            for name in ("training_episodes", "training_tokens", "training_real_steps", "training_seconds")
-        ),
+        *((f"training_{kind}", pa.int64()) for kind in KINDS),
         *((name, pa.float64()) for name in ("actions", "tokens_read", "tokens_sampled")),
     ]
 )
@@ -136,10 +134,7 @@ def _parquet(metrics: RunsByArm) -> bytes:
             "successes": rate.successes,
             "episodes": rate.episodes,
             "success": rate.value,
-            "training_episodes": run.episodes[number],
-            "training_tokens": run.tokens.get(number),
-            "training_real_steps": run.real_steps.get(number),
-            "training_seconds": run.seconds.get(number),
+            **{f"training_{kind}": getattr(run, kind).get(number) for kind in KINDS},
             **_cost(run, number, bank),
         }
         for arm, runs in metrics.items()
