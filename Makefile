@@ -119,11 +119,11 @@ format: setup ## let ruff mend what it can
 
 test: style ## ruff, then mypy beside every test that is neither slow nor needs a GPU
 	@# mypy is one process: on its own it would leave the other processor idle for a minute.
-	@# A test that hangs is ended with every thread's stack in the output, and the run with it: the last lines name it. The
-	@# longest takes a minute, on a slow and busy machine three.
+	@# A test that hangs ends the run: every thread's stack in the output, its name in the last lines (tests/conftest.py).
+	@# The longest takes a minute, on a slow and busy machine three.
 	@mkdir -p build; $(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; failed=0; \
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu" -o faulthandler_timeout=420 \
-	  -o faulthandler_exit_on_timeout=true --max-worker-restart 0 || failed=$$?; \
+	  --max-worker-restart 0 || failed=$$?; \
 	wait $$types || failed=$$?; echo "mypy: $$(cat build/mypy.txt)"; exit $$failed
 
 # A room is a folder or file below tests/; of tests/unit, tests/worlds and tests/recipes the name alone will do.

@@ -6,7 +6,9 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,40 @@ def pytest_runtest_setup() -> None:
 def pytest_unconfigure() -> None:
     """What is never looked at again would be called a leak when the interpreter ends."""
     gc.unfreeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several processes the first one watches the others' tests: it is free also when a test holds everything."""
+    if not hasattr(config, "workerinput") and config.getini("faulthandler_timeout"):
+        config.pluginmanager.register(Watch(float(config.getini("faulthandler_timeout")) + 5))
+
+
+class Watch:
+    """A test that hangs ends the whole run, a moment after its stacks were written, and is named last."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timers: dict[str, threading.Timer] = {}
+        self._hung: list[str] = []
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._timers[nodeid] = threading.Timer(self._seconds, self._end, [nodeid])
+        self._timers[nodeid].daemon = True
+        self._timers[nodeid].start()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if timer := self._timers.pop(nodeid, None):
+            timer.cancel()
+
+    def _end(self, nodeid: str) -> None:
+        self._hung.append(nodeid)
+        for timer in list(self._timers.values()):
+            timer.cancel()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for nodeid in self._hung:
+            terminalreporter.line(f"HUNG {nodeid}: not over after {self._seconds:.0f} s, its threads' stacks are above")
 
 
 def folder(nodeid: str) -> str:
