@@ -127,5 +127,5 @@ class Guards:
         if number not in self._seconds:
             stages = self._run.complete_stages(number)
             manifests: list[Manifest] = [self._run.manifest(number, stage) for stage in stages]
-            self._seconds[number] = sum(float(each.provenance.get("seconds", 0.0)) for each in manifests)
+            self._seconds[number] = sum(each.seconds for each in manifests)
         return self._seconds[number]

@@ -266,7 +266,7 @@ def stage_seconds(run_path: Path) -> dict[str, float]:
     taken: dict[str, float] = {}
     for (number, name), manifest in manifests(run_path).items():
         if number and not isinstance(manifest, RecordDamaged):
-            taken[name] = float(manifest.provenance.get("seconds", 0.0))
+            taken[name] = manifest.seconds
     return taken
 
 

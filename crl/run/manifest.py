@@ -115,6 +115,11 @@ class Manifest(BaseModel):
         digest = digested.digest()
         return cls(digest=digest, digested=digested, provenance=plain, check=_check(digest, digested, plain))
 
+    @property
+    def seconds(self) -> float:
+        """How long the stage or part took; 0 where it was not noted."""
+        return float(self.provenance.get("seconds", 0.0))
+
     def rows(self) -> dict[str, int]:
         """Rows of each table of the stage, by table name."""
         tables = {name: file.rows for name, file in self.digested.files.items() if file.rows is not None}

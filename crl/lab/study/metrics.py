@@ -126,7 +126,7 @@ def read_run(path: Path, rounds: int) -> RunMetrics:
         episodes=_total(run, numbers, lambda number, stage: _rows(run, number, stage, Episode)),
         tokens=_total(run, numbers, partial(_tokens, run)),
         real_steps=_total(run, numbers, partial(_real_steps, run)),
-        seconds=_total(run, numbers, lambda number, stage: run.manifest(number, stage).provenance.get("seconds", 0.0)),
+        seconds=_total(run, numbers, lambda number, stage: run.manifest(number, stage).seconds),
         outputs=outputs,
         malformed=malformed,
         returned=returned,
