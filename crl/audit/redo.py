@@ -87,10 +87,9 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
 
 def _seconds(run_path: Path, place: StageKey) -> float:
     try:
-        taken = Manifest.load(run_path / "rounds" / key_of(*place)).seconds
+        return Manifest.load(run_path / "rounds" / key_of(*place)).seconds
     except RecordDamaged:
         return 0.0
-    return float(taken) if isinstance(taken, int | float) else 0.0
 
 
 def _check_own(run_path: Path, first: StageKey, affected: Sequence[StageKey]) -> None:
