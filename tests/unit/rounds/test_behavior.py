@@ -26,6 +26,7 @@ from crl.records import SERVER, TRAINER, BehaviorLogprobs, Generation, Metric, S
 from crl.report.views import query, write_catalog
 from crl.rounds.recipe import recipe_of
 from tests.unit.recipes.played import Played, Policy, Services, Session, act, experiment, write
+from tests.unit.run.killed import run_killed
 
 CUT = {
     f"method__roles__{role}__{key}": value
@@ -167,22 +168,18 @@ def test_a_rule_holds_what_the_rows_say(tmp_path: Path) -> None:
 def test_killed_in_the_middle_of_the_stage_and_resumed_it_is_the_run_that_nobody_disturbed(
     run: Played, tmp_path: Path, role: str
 ) -> None:
-    made = experiment(**CUT)
-    child = os.fork()
-    if child == 0:
-        services = CutServices(made)
-        services.trainers[role].read = lambda samples: os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            Played(tmp_path, made, 1, services)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert not run_killed(_killed_by_its_first_reading, tmp_path, role)
     left = list((tmp_path / "played/rounds/0001").glob(f".tmp-behavior_logprobs_{role}-*"))
     assert left, "it was being written"
     undisturbed = {key: digest for key, digest in run.digests().items() if key[0] in "01"}
-    resumed = Played(tmp_path, made, 1, CutServices(made))
+    resumed = Played(tmp_path, experiment(**CUT), 1, CutServices(experiment(**CUT)))
     assert resumed.digests() == undisturbed and problems_of(resumed.run, resumed.recipe) == []
+
+
+def _killed_by_its_first_reading(root: Path, role: str) -> None:
+    services = CutServices(experiment(**CUT))
+    services.trainers[role].read = lambda samples: os.kill(os.getpid(), signal.SIGKILL)
+    Played(root, experiment(**CUT), 1, services)
 
 
 def test_nothing_is_trained_on_what_a_server_told_of_a_cut(run: Played) -> None:

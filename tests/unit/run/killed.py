@@ -1,6 +1,7 @@
 """Work on a run in a child process that is killed (SIGKILL) at its n-th file operation: every boundary can be hit.
 
-Children come from a fork server, so that each starts in milliseconds and without the test process's threads.
+Children come from a fork server, so that each starts in milliseconds and without the test process's threads. A copy of a
+process with threads waits for ever for a lock that one of them held.
 """
 
 from __future__ import annotations
@@ -17,19 +18,15 @@ from tests.processes import PATIENCE_SECONDS
 
 _OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "os.utime"}
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.unit.run.jobs"])
 
 
-def run_killed(
-    job: Callable[..., object], path: Path, *arguments: Any, kill_at: int | None, fork: bool = False
-) -> bool:
+def run_killed(job: Callable[..., object], path: Path, *arguments: Any, kill_at: int | None = None) -> bool:
     """Run `job(path, *arguments)` in a child, killed at its `kill_at`-th file operation below `path`.
 
-    `fork`: the child is a copy of this process, for a job that would import for seconds. Returns whether it came to its
-    end before; raises if it failed by itself.
+    Returns whether it came to its end before; raises if it failed by itself.
     """
-    context = multiprocessing.get_context("fork") if fork else _context
-    process = context.Process(target=_child, args=(job, path, arguments, kill_at))
+    _context.set_forkserver_preload([job.__module__])  # of no effect after the first call
+    process = _context.Process(target=_child, args=(job, path, arguments, kill_at, dict(os.environ)))
     process.start()
     process.join(PATIENCE_SECONDS)
     if process.exitcode == -signal.SIGKILL:
@@ -39,7 +36,15 @@ def run_killed(
     return True
 
 
-def _child(job: Callable[..., object], path: Path, arguments: tuple[Any, ...], kill_at: int | None) -> None:
+def _child(
+    job: Callable[..., object],
+    path: Path,
+    arguments: tuple[Any, ...],
+    kill_at: int | None,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     count = 0
 
     def hook(event: str, details: tuple[Any, ...]) -> None:

@@ -64,7 +64,7 @@ def test_killed_at_any_step_there_is_no_folder_or_a_whole_one(
     run: Played, exported: Path, tmp_path: Path, kill_at: int
 ) -> None:
     target = tmp_path / "agent"
-    ended = run_killed(_export, tmp_path, run.run.path, kill_at=kill_at, fork=True)
+    ended = run_killed(_export, tmp_path, run.run.path, kill_at=kill_at)
     assert not ended and not target.exists(), "killed before the rename"
     with pytest.raises(BadInput):
         open_agent(target)
