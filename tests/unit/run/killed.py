@@ -1,7 +1,7 @@
 """Work on a run in a child process that is killed (SIGKILL) at its n-th file operation: every boundary can be hit.
 
-Children come from a fork server, so that each starts in milliseconds and without the test process's threads. A copy of a
-process with threads waits for ever for a lock that one of them held.
+Children come from a fork server, so that each starts in milliseconds and without the test process's threads.
+A copy of a process with threads waits for ever for a lock that one of them held.
 """
 
 from __future__ import annotations
