@@ -87,6 +87,7 @@ def copy_of(undisturbed: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     return copy
 
 
+@pytest.mark.slow
 def test_there_is_one_of_everything(copy_of: Callable[[str], Path]) -> None:
     victim = copy_of("complementary")
     files = _all_files(victim)

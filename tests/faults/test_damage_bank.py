@@ -281,6 +281,7 @@ def test_a_bank_that_is_not_the_recorded_one_is_named(
     assert first.mend == f"crl redo {victim.path} --from {number or base:04d}/consolidate"
 
 
+@pytest.mark.slow
 def test_the_commands_verify_and_mend(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*words: str, code: int = 0) -> str:
         from crl.cli import main

@@ -53,6 +53,7 @@ def test_a_job_that_is_ended_in_every_way_makes_the_rounds_that_were_asked_for(
     assert code == 0 and "nothing to do" in said and tiny_run.digests(copied) == tiny_run.digests(finished)
 
 
+@pytest.mark.slow
 def test_a_controller_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
     slurm = Slurm(tmp_path / "slurm", os.environ, tmp_path)
     (tmp_path / "slurm/bin/crl").write_text("#!/bin/bash\n[[ -e begun ]] || { touch begun; sleep 60; }\n")

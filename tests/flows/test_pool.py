@@ -64,6 +64,7 @@ def test_an_old_pool_and_its_deployments_are_brought_to_the_template(client: Syn
                 client.create_flow_run_from_deployment(deployment, job_variables=chosen)
 
 
+@pytest.mark.slow
 def test_what_is_there_before_the_pool_is_closed_has_no_effect(client: SyncPrefectClient) -> None:
     deployment = deployed(client, "late", {})
     chosen = {key: value for each in CHOSEN for key, value in each.items() if "." not in key}

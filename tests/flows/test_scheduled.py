@@ -103,6 +103,7 @@ def desk(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk
         client.delete_deployment(made.deployment)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_only_has_a_time_trains_what_the_deployment_says(desk: Desk, caplog: Any) -> None:
     made, rounds = desk.scheduled(UNTOUCHED)
     assert (made.name, made.method.seed, made.runtime.retries, rounds) == ("mine", 5, 1, 1)

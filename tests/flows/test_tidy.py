@@ -92,6 +92,7 @@ def client(prefect_server):
 CRASHED, CANCELLED, RUNNING = StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING
 
 
+@pytest.mark.slow
 def test_what_a_crashed_run_left_becomes_crashed_and_says_why(client):
     family = Family(client, Crashed())
     other = Family(client, Crashed())

@@ -139,6 +139,7 @@ def test_a_budget_that_a_run_has_not_noted_is_left_out() -> None:
     assert "At equal seconds of training: 20" in [table.title for table in tables(summarize_study(STUDY, metrics))]
 
 
+@pytest.mark.slow
 def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
     """Of ERL every attempt and reflection; of DreamGym no step in a model, no text that one is fitted to, and no token
     of random play; of no recipe an evaluation."""

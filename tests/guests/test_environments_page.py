@@ -210,6 +210,7 @@ def test_files_of_others_are_got_as_refusals_say_and_searched_where_the_setting_
     assert f"`{DOWNLOAD}`" in rows["alfworld"]
 
 
+@pytest.mark.slow
 def test_the_experiment_that_trains_on_it_has_nothing_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

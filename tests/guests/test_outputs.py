@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from crl.records import Generation
 from tests.recipes.dreamgym import dreamgym_played
 from tests.recipes.erl import erl_played
@@ -32,6 +34,7 @@ def test_dreamgym_asks_its_model_once_per_turn_at_most(tmp_path: Path) -> None:
     assert all(count <= said[role] for role, count in found.items()), (found, said)
 
 
+@pytest.mark.slow
 def test_replay_plays_its_probes_before_and_after(tmp_path: Path) -> None:
     run = replay_played.played(tmp_path, 1)
     assert sampled(run) == run.method.recipe.outputs(run.method)

@@ -119,6 +119,7 @@ def _check(batch: Batch, kind: str, ratios: Floats, statistics: Any) -> None:
     assert statistics.ratio_sum == pytest.approx(own.sum(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_divergence_is_that_of_fresh_tokens_alone(model: Path) -> None:
     samples = demonstrations(model, "grpo")
     assert update(model, samples, ActorObjective())["mismatch_kl"] == pytest.approx(0.0, abs=1e-7)

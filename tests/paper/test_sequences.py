@@ -396,6 +396,7 @@ BREACHES: list[tuple[str, type[Row], int, Change]] = [
 ]
 
 
+@pytest.mark.slow
 def test_rows_of_several_sequences_are_sound_and_every_flaw_is_found(model: Path) -> None:
     games = all_played(model)
     rows = tables_of(games)
@@ -411,6 +412,7 @@ def test_rows_of_several_sequences_are_sound_and_every_flaw_is_found(model: Path
             check_tables({**sound, row_type: table_of(row_type, listed)}, where="here")
 
 
+@pytest.mark.slow
 def test_sql_and_the_report_show_every_sequence(model: Path, tmp_path: Path) -> None:
     games = all_played(model)
     records = {row.generation_id: row for each in games for row in each.generations}

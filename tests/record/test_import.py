@@ -234,6 +234,7 @@ def test_texts_with_control_tokens_stay_out_and_the_others_come_in(tmp_path: Pat
     assert found.left_out == {"control_token": len(tokens)} and sum(found.entries.values()) == 1
 
 
+@pytest.mark.slow
 def test_the_same_import_gives_the_same_digests(source: Source, tmp_path: Path) -> None:
     write_folder(source.bank(), tmp_path / "out", "huggingface")
     runs = [begin(tmp_path / "a", source.bank()), begin(tmp_path / "b", read_folder(tmp_path / "out"))]

@@ -159,6 +159,7 @@ def why(finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return run
 
 
+@pytest.mark.slow
 def test_bank_why_prints_the_same_facts(finished: Path, rows: Rows, why: Callable[[str], str]) -> None:
     expected = _expected(finished, rows)
     for entry in dict.fromkeys(row["entry_id"] for row in expected):

@@ -287,6 +287,7 @@ def test_an_interrupted_study_leaves_no_process_and_goes_on(
         assert digests(runs / NAME / name) == digests(finished_study.directory / name)
 
 
+@pytest.mark.slow
 def test_a_run_is_written_to_the_trackers_of_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRL_FAKE", "{}")
     experiment = make_experiment(trackers=["tensorboard"])

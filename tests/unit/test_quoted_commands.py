@@ -116,6 +116,7 @@ def unquoted(source: str, file: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_filled_into_a_command_is_quoted() -> None:
     found = []
     for room in ("crl", "flows", "tasks"):

@@ -32,6 +32,7 @@ def varying(run: Played, number: int) -> list[TaskValue]:
     return sorted(values, key=lambda value: (-value.variance, value.group))
 
 
+@pytest.mark.slow
 def test_new_tasks_are_of_the_difficulty_of_what_varied_most_and_more(tmp_path: Path) -> None:
     run = played(tmp_path, 2, method__seed=2, method__recipe__curriculum__noise=0.0, **ALL_SYNTHETIC)
     found = 0

@@ -47,6 +47,7 @@ def streams(run: RunDirectory, number: int) -> set[str]:
     return {row.stream for row in rows_of(Episode, run.read(number, "collect", Episode))}
 
 
+@pytest.mark.slow
 def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> None:
     parent = finished(tmp_path, 1, recipe__synthetic_share=0.0)
     child = forked(parent, 1, tmp_path, recipe__synthetic_share=0.75, recipe__explore__every=2)

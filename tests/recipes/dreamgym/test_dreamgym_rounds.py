@@ -198,6 +198,7 @@ def test_an_action_without_a_name_is_answered_by_a_rule(run: Played) -> None:
     assert found > 0
 
 
+@pytest.mark.slow
 def test_pools_are_first_in_first_out_and_vectors_are_kept(tmp_path: Path) -> None:
     small = {"method__recipe__store__real": 12, "method__recipe__store__synthetic": 7}
     run = played(tmp_path, 2, method__recipe__store__held_out=4, **small)

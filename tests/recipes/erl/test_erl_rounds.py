@@ -175,6 +175,7 @@ def test_the_story_of_a_memory_leads_to_its_attempts(run: Played) -> None:
     assert writing is not None and writing.output == story.events[0].text and writing.checkpoint == "tiny"
 
 
+@pytest.mark.slow
 def test_what_a_memory_did_is_credited_to_it(run: Played) -> None:
     """A malformed reflection guided nobody, whatever was read for it."""
     credited = passed_over = 0

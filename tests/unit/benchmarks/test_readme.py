@@ -78,6 +78,7 @@ def test_pictures_are_svg_that_asks_no_server(runs: list[Path], tmp_path: Path) 
     assert all("@font-face" not in svg and "cdn" not in svg for svg in (shown, why))
 
 
+@pytest.mark.slow
 def test_all_of_it_is_written(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(README)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 START = "0" * 16
 
 
+@pytest.mark.slow
 def test_an_exported_bank(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path, experiment("first")) as run:
         run.initialize().play(Ask("add", "go left"), Ask("add", "go right"))

@@ -86,6 +86,7 @@ def test_a_round_without_a_bank_is_refused(crl: Crl, story: Path, words: tuple[s
     assert refused.code == 2 and "round 99 of" in refused.err and f"`crl bank show {story}`" in refused.err
 
 
+@pytest.mark.slow
 def test_a_round_that_does_not_exist_names_those_that_do(crl: Crl, story: Path, tmp_path: Path) -> None:
     for words in (
         ("bank", "show", "story", "--round", 99), ("bank", "diff", "story", 99), ("bank", "diff", "story", 1, 99),

@@ -122,6 +122,7 @@ def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_pa
     assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_the_model_has_no_rows_for_is_not_ready(crl: Crl, tiny: Path, tmp_path: Path) -> None:
     """Somebody added the token that ends a turn, and forgot to resize the model."""
     from transformers import AddedToken, AutoTokenizer

@@ -79,6 +79,7 @@ def test_a_package_that_is_missing_is_named_before_settings_are(
     assert listed["missing"] == f"needs settings: {setting}" and listed["playable"] is False
 
 
+@pytest.mark.slow
 def test_a_check_is_a_table_or_json_and_an_exit_code(crl: Crl) -> None:
     done = crl("env", "check", "frozenlake", "--episodes", "8", "--set", "size_max=5", "--json")
     found = {each["check"]: each["outcome"] for each in json.loads(done.out)}
@@ -104,6 +105,7 @@ def test_what_cannot_be_checked_is_refused(crl: Crl, tiny: Path, words: tuple[st
     assert done.code == 2 and said in done.err
 
 
+@pytest.mark.slow
 def test_a_module_is_found_in_this_folder(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unseen_helper.py").write_text("HIGHEST = 9\n")
     (tmp_path / "unseen_world.py").write_text(

@@ -19,6 +19,7 @@ def test_the_version_is_that_of_the_package(crl: Crl) -> None:
     assert f'version = "{package.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
+@pytest.mark.slow
 def test_runs_are_listed_with_where_they_stand(crl: Crl, room: Path) -> None:
     shutil.copytree(room, room.with_name("asked"))
     Journal(room.with_name("asked")).record("target", token=1, last=9)

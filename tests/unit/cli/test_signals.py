@@ -99,6 +99,7 @@ def test_in_the_background_ctrl_c_is_for_others(started: Callable[[Place, str], 
     assert RunDirectory.open(training.path).complete_stages(1) == ["draw", "spread", "learn", "total"]
 
 
+@pytest.mark.slow
 def test_a_closed_standard_output_is_no_traceback(room: Path) -> None:
     """`crl status room >&-`, and a reader that has seen enough."""
     command = f"{shlex.quote(sys.executable)} -m crl status {shlex.quote(str(room))}"

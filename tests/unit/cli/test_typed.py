@@ -156,6 +156,7 @@ def test_odd_places_to_redo(place: str, refuse: Callable[..., str], room: Path) 
     assert "ROUND/STAGE" in refuse("redo", "room", "--from", place)
 
 
+@pytest.mark.slow
 def test_odd_ids_texts_and_targets_of_a_run(refuse: Callable[..., str], room: Path) -> None:
     for odd in (LONG, "a\0b", "\udcff"):
         refuse("bank", "why", "room", odd)

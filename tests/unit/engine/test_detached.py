@@ -46,6 +46,7 @@ def wait_until_gone(pid):
     wait_until(lambda: gone(pid), "the engine of the attempt is gone", SECONDS)
 
 
+@pytest.mark.slow
 def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_path):
     with make_driver(tmp_path / "plain") as driver:
         driver.run_rounds(1)

@@ -67,6 +67,7 @@ def test_rounds_run_once_and_a_second_call_does_nothing(tmp_path, undisturbed, s
         assert not leftovers(driver.run)
 
 
+@pytest.mark.slow
 def test_a_run_that_may_not_go_on_begins_no_round_and_a_resume_says_the_same(tmp_path, undisturbed, seen):
     longest = {"stop_at": {"hours": 1e-9}}
     with make_driver(tmp_path, **longest) as driver:

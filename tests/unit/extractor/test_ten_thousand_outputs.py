@@ -236,6 +236,7 @@ def test_huge_outputs(number):
             assert parsed.verdict == "malformed" and parsed.operations == ()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     text=st.one_of(

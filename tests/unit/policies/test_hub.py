@@ -115,6 +115,7 @@ def of(model, **actor):
     return made.model_copy(update={"method": method})
 
 
+@pytest.mark.slow
 def test_what_can_be_known_before_is_checked_before_weights_come(hub, tiny, tmp_path, monkeypatch):
     """Also the second time, when config and tokenizer are here."""
     monkeypatch.setattr("crl.preflight.probe.Comparison.checks", lambda self, **more: [])

@@ -45,6 +45,7 @@ def check(run: RunDirectory) -> None:
     check_evaluation(run, last_runtime(run.path))
 
 
+@pytest.mark.slow
 def test_a_role_behind_an_endpoint_is_evaluated_with_the_address_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def check(method: Method, **more: Any) -> None:
             each()
 
 
+@pytest.mark.slow
 def test_a_wrong_model_is_refused_in_words_and_not_measured_again(asked: list[Any], tmp_path: Path) -> None:
     write_small("bert", tmp_path / "ahead", resolve_model("tiny").path, 512)
     for _ in range(2):

@@ -129,6 +129,7 @@ def test_whole_weights_do_not_begin_with_an_adapter(folder: Path) -> None:
         begun(folder, **{"method.roles.actor.lora": None})
 
 
+@pytest.mark.slow
 def test_demonstrations_go_on_from_the_adapters(folder: Path, tmp_path: Path) -> None:
     start = {"adapters": str(folder), **START}
     run = train(begun(folder, **{"method.recipe.warm_start": start}), tmp_path, 0)

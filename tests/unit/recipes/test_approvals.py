@@ -81,6 +81,7 @@ def test_a_wait_is_no_failure_and_leaves_no_engine(waiting: Path) -> None:
     assert asked(waiting).choices == tuple(f"r1-d{index}-o0" for index in range(4))
 
 
+@pytest.mark.slow
 def test_what_a_person_refuses_stays_as_rejected_and_when_they_decided_changes_no_digest(
     waiting: Path, first_wait: Path, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def test_answers_of_broken_games_are_not_kept_for_the_next_attempt(tmp_path: Pat
     assert {row["error"] for row in stages.run.read(1, "collect", Episode).to_pylist()} == {None}
 
 
+@pytest.mark.slow
 def test_the_share_is_of_the_whole_stage_whoever_played_its_parts(tmp_path: Path) -> None:
     stages = Stages(tmp_path, family("sim"), wave_groups=1, limit=0.7)
     stages.to(1, "plan")
@@ -193,6 +194,7 @@ def test_the_share_is_of_the_whole_stage_whoever_played_its_parts(tmp_path: Path
     assert others.broken() == []
 
 
+@pytest.mark.slow
 def test_below_the_limit_the_first_of_each_kind_is_in_the_record_the_log_and_the_artifact(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,6 +214,7 @@ def test_games_and_outputs_are_counted_in_estimates(run: Played) -> None:
         assert metrics["extractor_tokens_sampled"] == sum(sum(row.loss_mask) for row in written)
 
 
+@pytest.mark.slow
 def test_a_version_that_waits_does_not_stand_in_the_way_of_another_output(tmp_path: Path) -> None:
     """Of updates of one proven entry one alone may wait: outputs about an episode are looked at one by one."""
     changes = {

@@ -101,6 +101,7 @@ def side_by_side(runs: list[Path], sql: str) -> list[tuple[object, ...]]:
         return [row for batch in batches for row in batch]
 
 
+@pytest.mark.slow
 def test_several_runs_have_a_column_that_tells_them_apart(runs: list[Path]) -> None:
     for name in ("episodes", "bank", "success_by_condition", "bank_uses", "lineage", "stages"):
         alone = [(run.name, query(run, f"SELECT count(*) FROM {name}")[1][0][0]) for run in runs]
@@ -116,6 +117,7 @@ def test_several_runs_have_a_column_that_tells_them_apart(runs: list[Path]) -> N
         side_by_side([runs[0], runs[0]], "FROM episodes")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_bank_stands_beside_one_that_has_a_bank(runs: list[Path], tmp_path: Path) -> None:
     without = tmp_path / "without"
     write_stage(without, 1, "collect", [[episode(1, 0, guided=False, success=True)]])
@@ -185,6 +187,7 @@ def test_vectors_are_in_a_catalog_and_a_file_beside_them_is_not(runs: list[Path]
         assert client.execute("FROM bank_vectors").fetchall() == [], "as of a run without a bank"
 
 
+@pytest.mark.slow
 def test_a_table_of_what_does_not_end_shows_its_first_rows(runs: list[Path]) -> None:
     """However wide and high they are: what is held is bounded."""
     sql = "SELECT range, repeat('x', 9000) || repeat(chr(10), 99) FROM range(10_000_000_000)"

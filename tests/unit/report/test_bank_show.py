@@ -125,6 +125,7 @@ def test_words_are_whole_and_rare_ones_weigh_more(told: Told) -> None:
         search_words(bank, "?!")
 
 
+@pytest.mark.slow
 def test_the_difference_of_two_rounds_is_net_and_gives_reasons(told: Told) -> None:
     diff = net_diff(told.path, 1, 5)
     assert (diff.size_before, diff.size_after) == (4, 2)

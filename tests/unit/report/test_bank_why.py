@@ -302,6 +302,7 @@ def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_of_several_experiences_of_an_episode_has_its_use(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path) as run:
         run.initialize()

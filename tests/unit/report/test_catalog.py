@@ -47,6 +47,7 @@ QUERIES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_copied_catalog_never_answers_from_the_run_it_was_copied_from(run: Path, tmp_path: Path) -> None:
     first = Path(shutil.copytree(run, tmp_path / "it's first"))
     write_catalog(first)

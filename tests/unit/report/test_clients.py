@@ -112,6 +112,7 @@ def test_no_client_gets_another_run_or_half_a_bank(run: Path, client: Path, tmp_
 names = st.text(st.characters(exclude_characters="/\\", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @example(STRANGE)
 @given(names.filter(lambda name: name not in (".", "..")))
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -49,6 +49,7 @@ def net(diff: BankDiff) -> dict[str, set[tuple[str | None, ...]]]:
     }
 
 
+@pytest.mark.slow
 def test_the_diff_of_a_round_is_what_the_snapshots_say(finished: Path) -> None:
     for number in range(1, ROUNDS + 1):
         diff = bank_diff(finished, number)

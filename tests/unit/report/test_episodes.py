@@ -99,6 +99,7 @@ def test_a_round_that_is_cut_keeps_every_family_and_twins(tmp_path: Path) -> Non
     assert Counter(each["guided"] for each in found.episodes) == {True: 4, False: 4}
 
 
+@pytest.mark.slow
 def test_what_is_embedded_is_what_the_record_holds(finished: Path) -> None:
     played = dict(query(finished, "SELECT round, count(*) FROM episodes WHERE stage = 'collect' GROUP BY round")[1])
     found = told(replays(finished, played))

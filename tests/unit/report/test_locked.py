@@ -263,6 +263,7 @@ def test_a_long_query_can_be_interrupted(place: Path) -> None:
     assert code == 130 and "Traceback" not in said, said
 
 
+@pytest.mark.slow
 def test_in_the_background_of_a_script_ctrl_c_is_not_for_it(place: Path) -> None:
     with as_in_the_background():
         code, out, said = interrupted(place / "run", "SELECT sum(range) AS total FROM range(1000)")

@@ -89,6 +89,7 @@ def test_games_that_broke_are_lost_ones_and_are_counted_apart(tmp_path: Path) ->
     assert "1/3 33 % [6–79], 2 broke" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_times_are_those_of_the_manifests(finished: Path) -> None:
     directory = RunDirectory.open(finished)
     _, rows = query(finished, "SELECT round, stage, work, items, batches, seconds, longest FROM timings")

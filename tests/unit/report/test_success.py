@@ -249,6 +249,7 @@ def test_the_interval_of_several_plays_holds_the_truth_as_often_as_it_says(sprea
     assert hits >= 735, hits
 
 
+@pytest.mark.slow
 def test_sql_counts_plays_as_results_do(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
     cases = [[0, 0, 1, 2, 5, 6], [6, 0, 6, 0], [3, 3, 3], [0, 0], [2]]

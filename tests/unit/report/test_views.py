@@ -112,6 +112,7 @@ def test_the_bank_of_every_round_is_what_its_files_come_to(made: Path) -> None:
         assert some.execute("SELECT DISTINCT round FROM bank_changes").fetchall() == [(3,)]
 
 
+@pytest.mark.slow
 def test_what_changed_between_two_rounds(made: Path) -> None:
     expected = banks(made)
     for earlier, later in ((1, 4), (2, 2), (4, 1)):
@@ -241,6 +242,7 @@ def test_a_damaged_file_is_not_blamed_on_the_query(made: Path, tmp_path: Path) -
             query(path, "FROM bank_events")
 
 
+@pytest.mark.slow
 def test_a_session_sees_one_state_whatever_is_published_meanwhile(tmp_path: Path) -> None:
     with writing(tmp_path, SMALL) as made:
         made.round()

@@ -245,6 +245,7 @@ def test_another_package_adds_a_tracker_by_entry_point(tmp_path: Path, monkeypat
     assert choice.load().__name__ == "Notebook" and choice.options == {"color": "blue"}
 
 
+@pytest.mark.slow
 def test_the_driving_process_stays_light(run: RunDirectory) -> None:
     code = f"""
         import sys

@@ -182,6 +182,7 @@ def test_the_family_knows_its_turn_limit_and_held_out_tasks(tmp_path):
     assert family.turn_limit == 50 and family.environment.held_out_levels == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=8), st.sampled_from([None, "train", "test"])), min_size=20, max_size=40,
                 unique_by=lambda each: each[0]), st.data())  # fmt: skip
