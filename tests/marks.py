@@ -18,13 +18,11 @@ NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch se
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Values of one parameter or, as tuples, of several.
+    """Values of one parameter or, as tuples, of several; a tuple that is a value of one stands in a tuple.
 
     The first of `every` is a fast test; the others, which are like it, are slow ones.
     """
     return [
-        case
-        if at % every == 0
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] if at % every else [])
         for at, case in enumerate(cases)
     ]

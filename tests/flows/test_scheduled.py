@@ -155,6 +155,7 @@ def test_a_run_whose_schedule_was_deleted_does_not_work(desk: Desk) -> None:
     assert state.is_cancelled() and "was deleted" in str(state.message) and desk.trained == []
 
 
+@pytest.mark.slow
 def test_a_value_that_no_run_can_take_fails_the_run_and_is_named(desk: Desk) -> None:
     desk.add({"rounds": as_json(0)})
     state = desk.run(desk.missed()[-1])

@@ -123,6 +123,7 @@ def test_plain_deploy_on_a_terminal_asks_nothing(server: Operation) -> None:
     assert said.count(b"successfully created") == (ROOT / "prefect.yaml").read_text().count("- name:") > 0
 
 
+@pytest.mark.slow
 def test_a_folder_among_the_runs_that_is_no_experiment_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

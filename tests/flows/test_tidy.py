@@ -106,6 +106,7 @@ def test_what_a_crashed_run_left_becomes_crashed_and_says_why(client):
     assert str(tidy_up(client)) == "nothing to tidy"
 
 
+@pytest.mark.slow
 def test_children_of_a_cancelled_run_are_cancelled_and_waiting_ones_end_too(client):
     family = Family(client, Cancelled())
     waiting = Family(client, Crashed(), child_state=Paused(timeout_seconds=600))

@@ -254,6 +254,7 @@ def test_in_the_background_of_a_script_it_stays_until_it_is_told_to_go(start) ->
     ui.nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_busy_port_is_named_with_a_way_out(start) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -20,6 +20,7 @@ def sampled(run: Played, number: int = 1) -> Counter[str]:
     return Counter(row.role for stage in stages for row in run.rows(Generation, stage, number))
 
 
+@pytest.mark.slow
 def test_erl_plays_and_reflects_on_every_attempt_where_nothing_passes_the_gate(tmp_path: Path) -> None:
     run = erl_played.played(tmp_path, 1, method__recipe__gate=None, method__recipe__revisions=2)
     found = sampled(run)
@@ -27,6 +28,7 @@ def test_erl_plays_and_reflects_on_every_attempt_where_nothing_passes_the_gate(t
     assert found["actor"] == 3 * run.method.episodes and found["reflector"] == 2 * run.method.episodes
 
 
+@pytest.mark.slow
 def test_dreamgym_asks_its_model_once_per_turn_at_most(tmp_path: Path) -> None:
     run = dreamgym_played.played(tmp_path, 1)
     found, said = sampled(run), run.method.recipe.outputs(run.method)

@@ -151,6 +151,7 @@ def test_equal_exports_are_equal_byte_by_byte(run: Path, messages: Made, tmp_pat
     assert all((tmp_path / "out" / each).read_bytes() == (messages[0] / each).read_bytes() for each in files)
 
 
+@pytest.mark.slow
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def crl(*more: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:

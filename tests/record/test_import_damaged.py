@@ -266,6 +266,7 @@ def test_the_message_names_file_row_and_column(exports: Path, tmp_path: Path) ->
         read_folder(damaged(exports, tmp_path, "parquet", cell("uses", -1)))
 
 
+@pytest.mark.slow
 def test_a_bank_of_which_nothing_comes_in_makes_no_run(source: Source, exports: Path, tmp_path: Path) -> None:
     write_folder(source.bank(0), tmp_path / "empty", "parquet")
     with pytest.raises(SystemExit) as ended:

@@ -171,6 +171,7 @@ def test_waves_of_two_families_in_the_model_are_predicted_as_one_batch_and_as_wa
     assert most == {"lake": 3, "pond": 2}, "each is as long as its family allows"
 
 
+@pytest.mark.slow
 def test_an_episode_of_the_model_is_no_longer_than_a_real_one(tmp_path: Path) -> None:
     def still(read: str, generator: np.random.Generator) -> str:
         if read.startswith("Vary."):
@@ -243,6 +244,7 @@ def test_a_limit_that_the_model_forgot_costs_as_much_as_one_that_it_names(monkey
     assert {(step.done, step.stop_reason, step.reward) for step in last.values()} == {(True, "turn_limit", -1.0)}
 
 
+@pytest.mark.slow
 def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> None:
     def rich(read: str, generator: np.random.Generator) -> str:
         return "Observation:\n@ F\nF G\nOutcome: success, reward 7"

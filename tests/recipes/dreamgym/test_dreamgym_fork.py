@@ -82,6 +82,7 @@ def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> N
     assert metrics.tokens[2] - metrics.tokens[1] == sum(drawn), "nobody sampled what was played at random"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.4, 0.1])
 def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     parent = finished(tmp_path, 1)
@@ -91,6 +92,7 @@ def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [0, 3])
 def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: int) -> None:
     parent = finished(tmp_path, 1)

@@ -44,6 +44,7 @@ def metrics(run: Played, number: int) -> dict[str, Metric]:
     return {row.name: row for row in run.rows(Metric, "health", number)}
 
 
+@pytest.mark.slow
 def test_steps_to_a_blank_observation_are_counted(tmp_path: Path) -> None:
     made = experiment(method__recipe__synthetic_share=0.0)
     lake = Played(tmp_path / "lake", made, 1, DreamServices(made))

@@ -334,11 +334,13 @@ def test_an_actor_is_trained_on_what_sets_an_episode_apart_from_its_task_in_its_
     assert moved > 10
 
 
+@pytest.mark.slow
 def test_a_shorter_run_has_the_digests_of_the_longer_one(run: Played, tmp_path: Path) -> None:
     again = played(tmp_path, 1).digests()
     assert again == {key: digest for key, digest in run.digests().items() if key in again} and len(again) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_charts")
 def test_the_page_has_a_tile_for_what_the_model_calls_won(run: Played) -> None:
     episodes = [row for row in run.rows(Episode, "collect", ROUNDS) if row.stream == "synthetic"]

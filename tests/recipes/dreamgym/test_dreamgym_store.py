@@ -225,6 +225,7 @@ class BeginningServices(DreamServices):
         return Beginning()
 
 
+@pytest.mark.slow
 def test_an_action_counts_however_long_the_observation_is(tmp_path: Path) -> None:
     made = experiment(method__recipe__store__top_k=TOP_K)
     run = Played(tmp_path, made, 1, BeginningServices(made))

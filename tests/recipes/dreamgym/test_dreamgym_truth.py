@@ -89,6 +89,7 @@ def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_a
     assert [name.removeprefix("unseen_") for name, alarm in alarms.items() if alarm] == ["ending_accuracy"]
 
 
+@pytest.mark.slow
 def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path: Path) -> None:
     free = {f"method__recipe__truth__min_{name}_accuracy": None for name in ("observation", "reward", "ending")}
 

@@ -69,6 +69,7 @@ class ShortServices(ErlServices):
         return Short()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["similarity", "recency"])
 def test_memories_that_the_embedder_cuts_are_an_alarm_where_similarity_decides(tmp_path: Path, order: str) -> None:
     made = experiment(method__recipe__memory__order=order)

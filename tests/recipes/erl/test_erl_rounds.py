@@ -78,6 +78,7 @@ def test_what_earned_less_than_the_gate_is_tried_again_and_nothing_else(run: Pla
         assert {row.stream for row in first} == {"first"} and {row.stream for row in again} == {"second"}
 
 
+@pytest.mark.slow
 def test_where_all_succeed_nothing_is_reflected_on(tmp_path: Path) -> None:
     lucky = played(tmp_path, 1, luck=1.0)
     assert all(row.success for row in lucky.rows(Episode, "collect", 1))
@@ -354,6 +355,7 @@ def test_of_two_families_last_shows_the_newest_of_both_and_recency_that_of_ones_
     assert shown == (newest if order == "recency" else dict.fromkeys(newest, entries[-1]["entry_id"]))
 
 
+@pytest.mark.slow
 def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) -> None:
     own = {"actor": {**PROMPT, "system": "win, always"}}
     family = {"group_size": 3, "prompts": own, "sampling": {"temperature": 0.5}}

@@ -351,6 +351,7 @@ def test_an_update_that_takes_no_step_is_compared_with_nothing(tmp_path: Path) -
 _EMPTY = pytest.param({"buffer__capacity": 0}, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"weighting": "uniform"}, {"weighting": "none"}, _EMPTY], ids=str)
 def test_the_comparisons_are_switches_of_the_same_experiment(
     run: Played, tmp_path: Path, changes: dict[str, object]

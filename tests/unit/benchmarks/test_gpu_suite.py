@@ -73,6 +73,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return run
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_cut_off_or_killed_leaves_what_it_and_the_others_found(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_step_that_fails_is_cut_off_or_killed_leaves_what_it_and_the_others_fo
     assert metrics_of(tmp_path)["long"].state == "cut off", "what was found on another day stays"
 
 
+@pytest.mark.slow
 def test_what_a_step_started_ends_with_it(suite: Suite, tmp_path: Path) -> None:
     child = "import time; time.sleep(600)"
     code = (

@@ -80,6 +80,7 @@ def test_no_command_obeys_it(
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow
 def test_the_report_page_shows_it_as_text(crl: Crl, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRL_RUNS", str(made))
     assert crl("report", "room").code == 0

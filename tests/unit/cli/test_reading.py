@@ -55,6 +55,7 @@ def test_status_shows_rounds_and_what_is_missing(crl: Crl, room: Path) -> None:
     assert f"crl resume {room}" in outcome.out
 
 
+@pytest.mark.slow
 def test_sql_in_three_formats(crl: Crl, room: Path) -> None:
     query = "SELECT episode_id, success, episode_id AS x FROM episodes WHERE round = 2 ORDER BY ALL LIMIT 2"
     table = crl("sql", "room", query)
@@ -75,6 +76,7 @@ def test_sql_as_it_was_after_a_round(crl: Crl, room: Path) -> None:
     assert outcome.code == 2 and "no round 7" in outcome.err and "from 0 to 2" in outcome.err
 
 
+@pytest.mark.slow
 def test_csv_and_json_keep_every_digit(crl: Crl, room: Path) -> None:
     query = "SELECT 0.1234567890123::DOUBLE AS x, [1.123456789::DOUBLE] AS y"
     assert "0.1234567890123" in crl("sql", "room", query, "--format", "csv").out

@@ -150,6 +150,7 @@ def test_an_interrupt_says_how_to_go_on(crl: Crl, fake: Path, monkeypatch: pytes
     assert outcome.code == 130 and "crl resume" in outcome.err
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_command_asked_for_is_not_forgotten(
     crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_wide_result_is_turned_on_its_side_with_every_id_whole(finished: Path)
     assert lines[-1] == f"{len(ids)} rows" and max(map(len, lines)) <= 80
 
 
+@pytest.mark.slow
 def test_a_narrow_result_is_a_table(finished: Path) -> None:
     lines = on_a_terminal(
         "sql", str(finished), "SELECT round, condition, won, games, low, high FROM success_by_condition"
@@ -65,6 +66,7 @@ def test_what_is_longer_than_the_terminal_goes_to_the_pager(finished: Path) -> N
     assert len(on_a_terminal("sql", str(finished), told, lines=count + 10, pager="head -3")) == count + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", sampled([60, 80, 120], 3))
 def test_the_bank_is_listed_with_every_id_on_one_line(finished: Path, columns: int) -> None:
     lines = on_a_terminal("bank", "show", str(finished), columns=columns)

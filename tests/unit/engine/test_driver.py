@@ -268,6 +268,7 @@ def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed,
     assert (last.done, last.total, last.metrics["made"]) == (40, 40, 40)
 
 
+@pytest.mark.slow
 def test_what_an_engine_wrote_in_a_stage_is_told_before_the_stage_is_done(tmp_path, seen):
     """However slowly the lines are read, as on a busy machine: they belong to the stage, and to its part."""
 

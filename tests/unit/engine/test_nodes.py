@@ -126,6 +126,7 @@ def test_a_rank_that_does_not_reach_its_supervisor_says_so(monkeypatch: pytest.M
         worker.main()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True], ids=["its input ends", "it hears nothing"])
 def test_what_runs_on_a_machine_ends_with_who_asked_for_it(lost: bool, tmp_path: Path) -> None:
     order = {

@@ -112,6 +112,7 @@ def test_one_that_does_not_start_is_named_with_the_error_that_it_wrote(tmp_path:
     assert str(raised.value.where).endswith("RuntimeError: no such head size"), "and not what followed from it"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_while_it_starts_is_ended(tmp_path: Path, python: Path) -> None:
     started = server(python, start_seconds=1)
     with pytest.raises(EngineDied, match="did not start within 1 s; it was ended"):

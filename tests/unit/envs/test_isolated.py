@@ -105,6 +105,7 @@ def test_what_hangs_is_killed_at_its_limit(server: ForkServer, way: str) -> None
     isolated.close()
 
 
+@pytest.mark.slow
 def test_what_is_killed_leaves_no_process_that_it_has_started() -> None:
     with closing(ForkServer(MisbehavingConfig(ways=("helper_hang",)))) as server, closing(Isolated(server)) as isolated:
         isolated.reset_many([0])
@@ -139,6 +140,7 @@ def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:
     parent.stdout.close()
 
 
+@pytest.mark.slow
 def test_an_environment_that_dies_at_its_start_is_refused_before_work() -> None:
     with pytest.raises(BadInput, match="its process ended after `reset_many` was called"):
         check_environment(MisbehavingConfig(ways=("reset_exit",) * 4), isolate=True)

@@ -20,6 +20,7 @@ from crl.extractor.merge import run_merge, whole_families
 from crl.extractor.parse import parse_output
 from crl.protocols import StopReason
 from crl.records import BankEvent, Distillation, Generation, Operation, table_of
+from tests.marks import sampled
 
 WORDS = [
     "go",
@@ -225,7 +226,7 @@ def test_ten_thousand_outputs(kit, form):
     assert set(kinds) == {"add", "update", "merge", "drop", "evict", "keep", "return", "rejected"}
 
 
-@pytest.mark.parametrize("number", range(len(HUGE)))
+@pytest.mark.parametrize("number", sampled(range(len(HUGE)), 3))
 def test_huge_outputs(number):
     text = HUGE[number]()
     for form in ("lines", "json"):

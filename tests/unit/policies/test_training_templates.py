@@ -117,6 +117,7 @@ def test_a_run_records_which_template_wrote_its_prompts(made: Experiment, tmp_pa
         services.close()
 
 
+@pytest.mark.slow
 def test_doctor_says_so(made: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "crl.preflight.probe.Comparison.checks", lambda self, **more: []

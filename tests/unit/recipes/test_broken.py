@@ -217,6 +217,7 @@ def test_below_the_limit_the_first_of_each_kind_is_in_the_record_the_log_and_the
     assert again.run.manifest(1, "collect").digest == digests, "tracebacks are beside the digest"
 
 
+@pytest.mark.slow
 def test_evaluations_fail_too_in_the_round_and_again(tmp_path: Path) -> None:
     stages = Stages(tmp_path, family("sim"))
     stages.to(1, "health")
@@ -239,6 +240,7 @@ def test_a_limit_of_1_goes_on_whatever_breaks(tmp_path: Path) -> None:
     assert {row["stage"]: row["games"] for row in stages.broken()}["collect"] == 8
 
 
+@pytest.mark.slow
 def test_one_broken_level_of_a_small_family_is_a_level(tmp_path: Path) -> None:
     stages = Stages(tmp_path, family("well"), family("small", groups=1, rough=(0,)))
     stages.to(1, "collect")

@@ -126,6 +126,7 @@ def test_what_is_compared_has_equal_games_and_equal_streams(run: Played) -> None
         assert set(run.services.actor.seeds[number].values()) == {texts}
 
 
+@pytest.mark.slow
 def test_evaluation_sees_no_text_that_the_bank_did_not_take(run: Played) -> None:
     shown = "SELECT round, unnest(entry_ids) AS entry_id FROM evaluations WHERE guided"
     assert asked(run, shown)

@@ -136,6 +136,7 @@ def test_counters_go_on_from_draw_to_draw_and_from_round_to_round(played: Played
     assert dict(zip(shown, bank.retrieved_N.tolist(), strict=True)) == {name: counted[name] for name in shown}
 
 
+@pytest.mark.slow
 def test_everything_drawn_is_counted_in_reports_and_comparisons(played: Played) -> None:
     games = {number: len(all_rows(played, Episode, "collect", number)) for number in range(1, ROUNDS + 1)}
     _, rows = query(

@@ -142,6 +142,7 @@ def test_another_recipe_goes_on_with_weights_and_bank(parents: dict[str, RunDire
     )
 
 
+@pytest.mark.slow
 def test_a_role_that_is_no_longer_trained_keeps_the_weights_of_the_round(
     parents: dict[str, RunDirectory], tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def played(root: Path, passes: int, mini_batches: int = 1) -> tuple[Played, Serv
     return Played(root, made, 1, services), services
 
 
+@pytest.mark.slow
 def test_each_pass_is_a_step_on_the_same_samples_and_the_weights_have_had_as_many_updates(tmp_path: Path) -> None:
     once, single = played(tmp_path / "one", 1)
     thrice, several = played(tmp_path / "three", 3)
@@ -64,6 +65,7 @@ def test_a_batch_is_dealt_into_mini_batches_the_same_in_every_pass(tmp_path: Pat
     assert after.updates == 6
 
 
+@pytest.mark.slow
 def test_there_are_no_more_mini_batches_than_samples(tmp_path: Path) -> None:
     _, single = played(tmp_path / "one", 1)
     _, several = played(tmp_path / "many", 1, mini_batches=1000)

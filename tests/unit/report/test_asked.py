@@ -131,6 +131,7 @@ def test_a_run_without_a_bank_stands_beside_one_that_has_a_bank(runs: list[Path]
         side_by_side([without, other], "FROM bank_at(1)")
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_are_as_closed_as_one(runs: list[Path]) -> None:
     for sql in (
         f"FROM read_text('{runs[0]}/experiment.yaml')",
@@ -141,6 +142,7 @@ def test_runs_side_by_side_are_as_closed_as_one(runs: list[Path]) -> None:
             side_by_side(runs, sql)
 
 
+@pytest.mark.slow
 def test_macros_of_a_catalog_answer_under_another_name(runs: list[Path], tmp_path: Path) -> None:
     run = Path(shutil.copytree(runs[0], tmp_path / "run"))
     catalog = write_catalog(run)

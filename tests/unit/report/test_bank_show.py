@@ -15,6 +15,7 @@ from crl.report.bank import BankAfter, entries_after, search, search_words
 from crl.report.diff import net_diff
 from crl.report.views import query
 from crl.run.directory import RunDirectory
+from tests.marks import sampled
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 
@@ -42,6 +43,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return Told(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_every_round_is_shown_as_it_was(told: Told) -> None:
     for number in range(6):
         shown = entries_after(told.path, number)
@@ -60,7 +62,7 @@ def test_usefulness_is_that_of_the_round(told: Told) -> None:
     assert (now[told.merged].uses, now[told.merged].mean_outcome) == (0, None)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", sampled(range(6), 3))
 def test_the_python_interface_says_the_same(told: Told, number: int) -> None:
     columns = "entry_id, retrieved, uses, mean_outcome"
     shown = [(each.entry_id, each.retrieved, each.uses, each.mean_outcome) for each in entries_after(told.path, number)]

@@ -231,6 +231,7 @@ def test_a_word_diff_gives_both_texts_back() -> None:
     assert " ".join(piece for kind, piece in pieces if kind != "gone").split() == after.split()
 
 
+@pytest.mark.slow
 def test_an_id_that_came_back_has_two_lives(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path, experiment(method__recipe__bank__capacity=2)) as run:
         run.initialize()
@@ -282,6 +283,7 @@ def test_model_text_is_never_markup_and_prompts_are_shortened(tmp_path: Path) ->
     assert f"output: ADD: {text}"[:60] in printed(why(path, entry), full=True)
 
 
+@pytest.mark.slow
 def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path) as run:
         run.initialize()

@@ -19,6 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_run(tmp_path_factory.mktemp("runs") / "a [strange]'s *name")
 
 
+@pytest.mark.slow
 def test_the_catalog_holds_views_only_and_is_rebuilt_after_a_move(run: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(run, tmp_path / "here"))
     catalog = write_catalog(path)
@@ -81,6 +82,7 @@ def test_a_catalog_is_known_through_links_and_relative_paths(
             assert connection.execute("SELECT count(*) FROM episodes").fetchall() == [(8,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     sampled([

@@ -124,6 +124,7 @@ def test_a_catalog_below_a_folder_of_any_name(tmp_path_factory: pytest.TempPathF
         assert opened.execute("SELECT count(*) FROM distillations").fetchall() == [(3,)]
 
 
+@pytest.mark.slow
 def test_what_the_catalog_says_without_its_cache(run: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(run, tmp_path / "run"))
     write_catalog(path)

@@ -119,6 +119,7 @@ def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
     assert refused(run.path) == {}
 
 
+@pytest.mark.slow
 @requires("erl")
 def test_tables_that_a_recipe_brings_are_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.recipes.erl.rows import Reflection

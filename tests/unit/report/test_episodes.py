@@ -162,6 +162,7 @@ def test_a_column_that_no_file_has_is_its_default(tmp_path: Path) -> None:
     assert query(run, "SELECT DISTINCT dropped_turns, dropped_tokens, turn_reward FROM turns")[1] == [(0, 0, None)]
 
 
+@pytest.mark.slow
 def test_hostile_episodes_are_data(tmp_path: Path) -> None:
     run = tmp_path / "run"
     played = [

@@ -175,7 +175,7 @@ READING = [
 ]
 
 
-@pytest.mark.parametrize("statement", sampled([*CHANGING, *READING], 3))
+@pytest.mark.parametrize("statement", sampled([*CHANGING, *READING], 9))
 def test_attempts_are_refused_and_leave_no_trace(
     place: Path, statement: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:

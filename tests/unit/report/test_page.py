@@ -253,6 +253,7 @@ def test_a_failure_stands_at_the_head_of_the_page(tmp_path: Path) -> None:
     assert "What to do: look at row 3" in page.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_charts")
 def test_a_run_that_waits_for_a_person_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.config import Runtime

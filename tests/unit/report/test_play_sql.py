@@ -68,6 +68,7 @@ def test_success_and_cost_of_every_condition(tmp_path: Path) -> None:
     assert costs["guided"] == Cost(2, 6, 80, 13) and costs["with_bank"] == Cost(2, 4, 40, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_charts")
 def test_games_that_broke_are_lost_ones_and_are_counted_apart(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")

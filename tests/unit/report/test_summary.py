@@ -57,6 +57,7 @@ def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -
     assert any("share_malformed" in line for line in remarks(summaries))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_charts")
 def test_the_random_policy_is_a_line_of_table_and_curve(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")

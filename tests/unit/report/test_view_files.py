@@ -16,6 +16,7 @@ import pytest
 from crl.records import BankEvent
 from crl.report.view_files import Tables
 from crl.report.views import connect, query, write_catalog
+from tests.marks import sampled
 from tests.unit.report.builder import NEW, build_run, event, write_stage
 
 ROUNDS, ROWS = (1, 2, 3), 3
@@ -83,7 +84,7 @@ def _tables(run: Path) -> list[Any]:
         return [(row["event_id"], row["round"]) for row in tables.select(BankEvent, ["event_id", "round"])]
 
 
-@pytest.mark.parametrize("read", [_asked, _connected, _catalog, _tables])
+@pytest.mark.parametrize("read", sampled([_asked, _connected, _catalog, _tables], 2))
 def test_what_lies_beside_the_record_belongs_to_no_view(tmp_path: Path, read: Callable[[Path], list[Any]]) -> None:
     run = build_run(tmp_path / "run")
     before = read(run)

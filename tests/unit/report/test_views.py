@@ -16,6 +16,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.records import ROW_TYPES, BankChange, BankEntry, schema_of
 from crl.report.summary import summarize
 from crl.report.views import CATALOG, columns_of, connect, query, reading, write_catalog
+from tests.marks import sampled
 from tests.unit.report.builder import NEW, OLD, build_run, stages
 
 SMALL = Size(entries=12, changes=8, groups=4, capacity=6)
@@ -94,6 +95,7 @@ def test_bank_text_joins_each_snapshot_with_its_texts_once(run: Path) -> None:
     assert rows == [(1, "consolidate", OLD), (2, "consolidate", NEW)]
 
 
+@pytest.mark.slow
 def test_the_bank_of_every_round_is_what_its_files_come_to(made: Path) -> None:
     expected = banks(made)
     stored = [path.parts[-3] for path in sorted(made.glob("rounds/*/*/bank.parquet"))]
@@ -133,7 +135,7 @@ def test_what_changed_between_two_rounds(made: Path) -> None:
         assert query(made, f"FROM bank_diff({earlier}, {later}) WHERE {without_text}")[1] == []
 
 
-@pytest.mark.parametrize("name", ["bank_changes", "bank_snapshots", "bank", "segment"])
+@pytest.mark.parametrize("name", sampled(["bank_changes", "bank_snapshots", "bank", "segment"], 2))
 def test_lost_files_of_a_bank_are_named_and_never_left_out(made: Path, tmp_path: Path, name: str) -> None:
     path = Path(shutil.copytree(made, tmp_path / "run"))
     number = max(int(file.parts[-3]) for file in path.glob(f"rounds/*/*/{name}.parquet")) if name == "bank" else 3
@@ -216,7 +218,7 @@ def test_a_damaged_bank_is_in_the_way_of_no_other_view(made: Path, tmp_path: Pat
         query(path, "FROM bank")
 
 
-@pytest.mark.parametrize("name", ["bank_changes", "bank_snapshots", "bank_events", "bank"])
+@pytest.mark.parametrize("name", sampled(["bank_changes", "bank_snapshots", "bank_events", "bank"], 2))
 def test_the_round_table_leaves_out_what_a_lost_file_held(made: Path, tmp_path: Path, name: str) -> None:
     path = Path(shutil.copytree(made, tmp_path / "run"))
     lost = max(path.glob(f"rounds/*/*/{name}.parquet"))
@@ -298,6 +300,7 @@ def test_stages_and_rounds_come_from_the_manifests(run: Path) -> None:
     assert query(run, "SELECT DISTINCT seconds FROM stages")[1] == [(1.5,)]
 
 
+@pytest.mark.slow
 def test_select_forms_and_parameters_work(run: Path) -> None:
     for sql in (
         "FROM episodes",

@@ -116,6 +116,7 @@ def words(lengths: Sequence[int]) -> Script:
     return lambda turn: ("x" * lengths[turn % len(lengths)] + " right", turn % 3 != 0)
 
 
+@pytest.mark.slow
 @example(window=2, room=150, lengths=[3, 9, 1, 15])
 @settings(deadline=None, max_examples=25)
 @given(

@@ -74,6 +74,7 @@ class Spoiled(Services):
         return Broken()
 
 
+@pytest.mark.slow
 def test_a_round_of_lone_surrogates_is_recorded(tmp_path: Any) -> None:
     made = experiment()
     played = Played(tmp_path, made, 2, Spoiled(made))

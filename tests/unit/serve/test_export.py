@@ -243,6 +243,7 @@ def test_the_command_exports_and_says_what_it_cannot(
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
+@pytest.mark.slow
 def test_its_bank_begins_another_experiment(
     run: Played, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_each_held_out_game_has_the_experience_and_the_prompt_of_the_record(run:
         assert any(row.suppressed for row in run.rows(TextEffect, "effects", ROUND))
 
 
+@pytest.mark.slow
 def test_an_exported_folder_is_the_same_agent(run: Played, tmp_path: Path) -> None:
     export_agent(run.run.path, tmp_path / "agent", ROUND)
     with open_agent(run.run.path, ROUND) as own, open_agent(tmp_path / "agent") as agent:

@@ -148,6 +148,7 @@ def test_a_round_that_failed_comes_with_the_next_and_is_warned_of_once(run: RunD
     assert track(run, 2, RECORDER) == [] and rounds() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_one_tracker_that_fails_is_in_nobody_elses_way(run: RunDirectory) -> None:
     warnings = track(run, 2, QUITS, "nothing-like-this", {"kind": RECORDER, "color": "red"}, RECORDER)
     assert len(warnings) == 3 and "SystemExit" in warnings[0]
@@ -161,6 +162,7 @@ def test_a_tracker_that_hangs_keeps_no_run_from_ending(run: RunDirectory, monkey
     assert "still write" in warning
 
 
+@pytest.mark.slow
 def test_a_round_that_was_redone_with_another_result_is_written_again(run: RunDirectory) -> None:
     track(run, 2, RECORDER)
     shutil.copytree(run.stage_path(2, "evaluate"), run.stage_path(2, "evaluate_again"))  # other stages, another digest
@@ -168,6 +170,7 @@ def test_a_round_that_was_redone_with_another_result_is_written_again(run: RunDi
     assert rounds() == [0, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_begins_anew_gets_every_round(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     track(run, 1, RECORDER)
     begin = Recorder.__init__
@@ -177,6 +180,7 @@ def test_a_tracker_that_begins_anew_gets_every_round(run: RunDirectory, monkeypa
     assert track(run, 2, RECORDER) == [] and rounds() == [0, 1, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_other_options_are_another_tracker_and_get_every_round(run: RunDirectory) -> None:
     track(run, 1, RECORDER)
     track(run, 1, {"kind": RECORDER, "label": "second"})

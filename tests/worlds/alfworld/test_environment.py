@@ -49,6 +49,7 @@ def traces(data: Path, seeds: list[int], width: int, **settings) -> dict[int, li
     return seen
 
 
+@pytest.mark.slow
 def test_a_random_player_sees_the_same_in_another_process_order_and_width(data):
     seeds = [*range(12), *range(FROM, FROM + 8)]
     here = traces(data, seeds, 20)

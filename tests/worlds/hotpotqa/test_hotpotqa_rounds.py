@@ -90,6 +90,7 @@ def actor(read: str, generator: np.random.Generator) -> str:
     return f"answer[{question.answer}]" if "Found for" in read else f"search[{question.support[0]}]"
 
 
+@pytest.mark.slow
 def test_a_reflection_reads_how_near_an_answer_was_and_what_was_found(tmp_path: Path) -> None:
     made = experiment(method__families__0__environment=OWN, method__families__0__evaluation_seeds__count=2)
     services = ErlServices(made)

@@ -65,6 +65,7 @@ def test_equal_seeds_give_equal_episodes_in_fresh_and_used_instances(room):
     fresh.close()
 
 
+@pytest.mark.slow
 def test_episodes_are_equal_in_another_process(room):
     program = (
         "from tests.worlds.minihack.test_minihack import digest, ROOM\n"

@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "levels"), CASES)
 def test_no_level_is_both_trained_and_held_out(made, name, levels):
     check_sides(made(MiniHackConfig(id=name)), levels, shows_all=False)

@@ -153,6 +153,7 @@ def test_what_was_done_to_the_tests_is_undone(environment, command):
     assert _graded(environment, {"tally.py": FIXED}, command).reward == 1
 
 
+@pytest.mark.slow
 def test_a_tree_that_hangs_the_tests_is_given_up(environment):
     grader = environment._grader
     short = grader.limits.model_copy(update={"seconds": 2.0})

@@ -73,6 +73,7 @@ def test_the_seed_decides_what_is_broken() -> None:
     assert [task.row() for task in other] != [task.row() for task in again]
 
 
+@pytest.mark.slow
 def test_other_names_are_nowhere_in_the_library_before() -> None:
     task = made_bugs()[0]
     assert renamed(task, 0) is task

@@ -59,6 +59,7 @@ def runtime(tmp_path, monkeypatch):
     return binaries / "docker"
 
 
+@pytest.mark.slow
 def test_without_a_sandbox_the_same_episode_can_be_had(tmp_path):
     with closing(config_of(tmp_path, sandbox="none", limits={"seconds": 2.0}).make()) as environment:
         player = Player(environment)

@@ -129,6 +129,7 @@ def test_patches_apply_with_git(tmp_path: Path) -> None:
         assert read(work) == {**task.library.files, **task.library.hidden_tests}
 
 
+@pytest.mark.slow
 def test_rows_are_equal_in_other_processes() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "77", "TZ": "Asia/Tokyo"}
     other = subprocess.run(

@@ -134,6 +134,7 @@ def test_a_recipe_that_is_recommended_is_the_arm_that_was_measured(
     assert all(ours.role(name) == theirs.role(name) for name in ours.recipe.roles())
 
 
+@pytest.mark.slow
 def test_arms_of_another_study_are_run_with_what_every_arm_sets(tmp_path: Path) -> None:
     first = load_study(ROOT / "conf/study/recipes.yaml")
     lakes = load_study(ROOT / "conf/study/recipes_lakes.yaml")

@@ -40,6 +40,7 @@ def test_every_demonstration_is_won_with_a_true_plan(chat: Chat, method: Method)
         assert each.episode.success and each.generations[0].output.startswith(plan)
 
 
+@pytest.mark.slow
 def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, method: Method) -> None:
     seen = {"full": 0, "partial": 0, "none": 0}
     for each in shown(chat, method, episodes=600, full=0.5, partial=0.25):
@@ -51,6 +52,7 @@ def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, me
     )
 
 
+@pytest.mark.slow
 def test_a_slip_is_played_and_not_learned(chat: Chat, method: Method) -> None:
     without = shown(chat, method, slips=0.0)
     slipping = shown(chat, method, slips=0.5)
@@ -62,6 +64,7 @@ def test_a_slip_is_played_and_not_learned(chat: Chat, method: Method) -> None:
     assert all(each.episode.turns * 2 + 4 == sum(each.generations[0].loss_mask) for each in without)
 
 
+@pytest.mark.slow
 def test_no_word_is_unknown_to_the_miniature(chat: Chat, method: Method) -> None:
     unknown = chat.opening([{"role": "user", "content": "surely-not-a-word"}])[0]
     records = [each.generations[0] for each in shown(chat, method, asking=0.5)]
@@ -115,6 +118,7 @@ def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_a
         assert 0.4 < won / len(wave) < 0.7
 
 
+@pytest.mark.slow
 def test_equal_settings_are_equal_demonstrations(chat: Chat, method: Method) -> None:
     assert shown(chat, method) == shown(chat, method)
 
