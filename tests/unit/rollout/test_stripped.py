@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from crl.config import SamplingConfig, SearchAndAskConfig
+from crl.config import SamplingConfig, SearchAndAskConfig, SelfDistillationConfig
 from crl.protocols import Advice, Inquiry
+from crl.recipes.complementary.mechanisms.self_distillation import nll_samples
+from crl.records import QUESTION
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, stripped_contexts
 from tests.unit.rollout.fakes import Corridor, ScriptedPolicy, method, task
@@ -100,3 +102,27 @@ def test_an_episode_of_questions_only_keeps_its_first_prompt() -> None:
     guided = play([EMPTY] * 6, guided=True, search_and_ask=SearchAndAskConfig())
     [row] = stripped_contexts(guided)
     assert sum(row.loss_mask) == 0 and len(row.token_ids) == len(row.loss_mask) > 0
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_what_was_no_action_is_read_and_not_learned(guided: bool) -> None:
+    """A win shows of it only that it did no harm."""
+    script = [("hm", True), *([ASK] if guided else []), ("right", False), ("go right", True), ("right", True), CUT]
+    played = play(script, guided=guided, **{"search_and_ask": SearchAndAskConfig()} if guided else {})
+    assert played.episode.success and not all(turn.valid for turn in played.turns)
+    contexts = {row.generation_id: row for row in stripped_contexts(played)} if guided else {}
+    records = {row.generation_id: row for row in played.generations}
+    config = SelfDistillationConfig(episodes="all_wins")
+    whole, learned = (
+        nll_samples([played.episode], contexts, records, config, round=1, turns=turns) for turns in ([], played.turns)
+    )
+    for before, sample in zip(whole, learned, strict=True):
+        assert sample.token_ids == before.token_ids
+        said = [token for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+        valid = [turn for turn in played.turns if turn.valid and turn.action != QUESTION]
+        assert said == [
+            token
+            for turn in valid
+            for token in records[turn.generation_id].token_ids[turn.first_token : turn.last_token]
+        ]
+        assert sum(before.loss_mask) > len(said) > 0

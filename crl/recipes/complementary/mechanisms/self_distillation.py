@@ -1,7 +1,8 @@
 """Self-distillation (`recipe.self_distillation`): episodes that went well are trained on without their experiences too.
 
 Collecting keeps what such an episode looks like with all experience text stripped from its context; credit makes
-next-token samples of those that are chosen.
+next-token samples of those that are chosen. An output that was no action is read and not learned: a win shows only that
+it did no harm, and learning it round after round unlearns the form of actions (research/long_runs.md).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from crl.credit.uses import usable
 from crl.errors import BadInput
 from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources
-from crl.records import Episode, Generation, Sample, StrippedContext
+from crl.records import QUESTION, Episode, Generation, Sample, StrippedContext, Turn
 from crl.rollout.play import PlayedEpisode, stripped_contexts
 from crl.rounds.context import StageContext
 
@@ -65,7 +66,8 @@ def distilled_samples(
     if config is None or not config.due(ctx.round):
         return None
     contexts = {row.generation_id: row for row in ctx.rows(StrippedContext, "collect")}
-    return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
+    chosen = distilled_episodes(episodes, config)
+    return nll_samples(chosen, contexts, generations, config, round=ctx.round, turns=ctx.rows(Turn, "collect"))
 
 
 def distilled_episodes(episodes: Sequence[Episode], config: SelfDistillationConfig) -> list[Episode]:
@@ -97,20 +99,44 @@ def nll_samples(
     config: SelfDistillationConfig,
     *,
     round: int,
+    turns: Iterable[Turn] = (),
     role: str = "actor",
 ) -> list[Sample]:
-    """The samples of episodes, in their order, one per sequence; both maps are by generation id.
+    """The samples of episodes, in their order, one per sequence; both maps are by generation id. `turns` are those of
+    the episodes: outputs of invalid ones are masked.
 
     The loss of all of them is weight · mean over their trained tokens of −log π, beside the policy objective: the
     update divides by the tokens of these samples alone. Logits are divided by the temperature that sampled the tokens.
     Raises RecordDamaged for a guided episode without a stripped context, or any without a token record.
     """
+    wrote: dict[str, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        wrote[turn.generation_id].append(turn)
     samples = []
     for episode in episodes:
-        for learned in trained_of(stripped_records(episode, generations, contexts, f"round {round}")):
+        stripped = stripped_records(episode, generations, contexts, f"round {round}")
+        actions = [_actions_of(learned, generations, wrote, asked=not episode.guided) for learned in stripped]
+        for learned in trained_of(actions):
             sample = sample_of(
                 learned, round=round, role=role, objective="nll", reward=episode.reward, advantage=1.0,
                 weight=config.weight,
             )  # fmt: skip
             samples.append(replace(sample, sample_id=f"{sample.sample_id}-stripped"))
     return samples
+
+
+def _actions_of(
+    learned: Generation, records: Mapping[str, Generation], turns: Mapping[str, Sequence[Turn]], *, asked: bool
+) -> Generation:
+    """A sequence of which only valid turns are learned; `asked`: turns that asked a question are still in it."""
+    played = records[learned.generation_id].loss_mask
+    own = [turn for turn in turns[learned.generation_id] if asked or turn.action != QUESTION]
+    if all(turn.valid for turn in own):
+        return learned
+    kept = [turn.valid for turn in own for _ in range(sum(played[turn.first_token : turn.last_token]))]
+    trained = [at for at, mask in enumerate(learned.loss_mask) if mask]
+    mask = [0] * len(learned.loss_mask)
+    for at, keep in zip(trained, kept, strict=True):
+        mask[at] = int(keep)
+    choices = [each for each, keep in zip(learned.choices, kept, strict=False) if keep]
+    return replace(learned, loss_mask=mask, choices=choices)
