@@ -359,3 +359,13 @@ def test_every_seed(study):
             for part, bank in zip(parts, (True, False), strict=True):
                 found = raw.final(raw.arm_of[title], bank).get(int(seed))
                 agree(part, None if found is None else [found])
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(PAGES) - {"change", "coevolution", "recipes"})
+)  # tests above compute theirs
+def test_what_a_page_says_stands_in_its_tables(name):
+    told, marker, tables = (ROOT / "research" / PAGES[name]).read_text().partition("<!-- tables -->")
+    if marker:
+        intervals = re.findall(r"[+−]\d\.\d\d \[[+−]\d\.\d\d, [+−]\d\.\d\d\]", " ".join(told.split()))
+        assert [each for each in intervals if each not in tables] == []
