@@ -29,6 +29,9 @@ PAGES = {
         "objectives",
         "selection",
         "quickstart_arms",
+        "long_runs",
+        "long_runs_again",
+        "falling",
     )
 } | {"scale": "scaling.md"}
 """The page that a study's tables are in, by the name of its raw results."""
@@ -80,6 +83,18 @@ class Raw:
         return {
             seed: float(
                 np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"]
+            )
+            for seed, points in self.curves.get((arm, bank), {}).items()
+        }
+
+    def best(self, arm: str, bank: bool) -> dict[int, float]:
+        """The highest mean of as many evaluations in a row as the end is the mean of."""
+        return {
+            seed: float(
+                max(
+                    np.mean([p["success"] for p in points[at : at + self.last]])
+                    for at in range(1, len(points) - self.last + 1)
+                )
             )
             for seed, points in self.curves.get((arm, bank), {}).items()
         }

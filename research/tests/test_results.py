@@ -369,3 +369,14 @@ def test_what_a_page_says_stands_in_its_tables(name):
     if marker:
         intervals = re.findall(r"[+−]\d\.\d\d \[[+−]\d\.\d\d, [+−]\d\.\d\d\]", " ".join(told.split()))
         assert [each for each in intervals if each not in tables] == []
+
+
+@pytest.mark.parametrize("name", ["long_runs", "long_runs_again"])
+def test_from_the_best_to_the_end(name):
+    raw, page = Raw(name), (ROOT / "research" / PAGES[name]).read_text()
+    for title, *cells in table_under(page, "From the best to the end")[1:]:
+        for bank, (best, end, fall) in ((True, cells[:3]), (False, cells[3:])):
+            peaks, ends = raw.best(raw.arm_of[title], bank), raw.final(raw.arm_of[title], bank)
+            agree(best, [interval_of(peaks)[0]] if peaks else None)
+            agree(end, [interval_of(ends)[0]] if ends else None)
+            agree(fall, difference_of(ends, peaks) if ends else None)
