@@ -2,7 +2,7 @@
 
 Collecting keeps what such an episode looks like with all experience text stripped from its context; credit makes
 next-token samples of those that are chosen. An output that was no action is read and not learned: a win shows only that
-it did no harm, and learning it round after round unlearns the form of actions (research/long_runs.md).
+it did no harm, and learning it round after round unlearns the form of actions (research/falling.md).
 """
 
 from __future__ import annotations
