@@ -14,6 +14,7 @@ from crl.rounds.alarms import COLLAPSED
 from crl.rounds.evaluate import WITHOUT_BANK
 from crl.rounds.fall_back import FALL_BACK
 from crl.rounds.guards import Guards
+from crl.run.manifest import Manifest
 
 SECONDS = 0.9
 
@@ -37,7 +38,7 @@ class Record:
         return stage in self.complete_stages(number)
 
     def manifest(self, number, stage):
-        return SimpleNamespace(provenance={"seconds": SECONDS})
+        return Manifest.model_construct(provenance={"seconds": SECONDS})
 
     def read(self, number, stage, row_type):
         self.reads += 1
