@@ -361,9 +361,8 @@ def test_every_seed(study):
                 agree(part, None if found is None else [found])
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(PAGES) - {"change", "coevolution", "recipes"})
-)  # tests above compute theirs
+# What the three left out tell is computed by tests above.
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {"change", "coevolution", "recipes"}))
 def test_what_a_page_says_stands_in_its_tables(name):
     told, marker, tables = (ROOT / "research" / PAGES[name]).read_text().partition("<!-- tables -->")
     told = re.sub(r"## From the best to the end\n\n\|.*?\n\n", "", told, flags=re.DOTALL)  # has a test of its own

@@ -67,7 +67,8 @@ def distilled_samples(
         return None
     contexts = {row.generation_id: row for row in ctx.rows(StrippedContext, "collect")}
     chosen = distilled_episodes(episodes, config)
-    return nll_samples(chosen, contexts, generations, config, round=ctx.round, turns=ctx.rows(Turn, "collect"))
+    turns = ctx.rows(Turn, "collect") if any(episode.invalid_actions for episode in chosen) else []
+    return nll_samples(chosen, contexts, generations, config, round=ctx.round, turns=turns)
 
 
 def distilled_episodes(episodes: Sequence[Episode], config: SelfDistillationConfig) -> list[Episode]:
