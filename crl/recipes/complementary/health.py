@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
+from crl.credit.samples import output_reward
 from crl.protocols import KnowsRule, KnowsTruth
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Text
@@ -229,7 +230,7 @@ def _training(ctx: StageContext, trained: Set[str]) -> Metrics:
     metrics = reward_metrics(batch["reward"].to_pylist(), effects)
     if not metrics and "extractor" in trained and len(ripe) >= objective.batch:
         # A full batch is left alone for one reason only: every reward is the same, so no update would move anything.
-        metrics["extractor_without_gradient"] = 1.0
+        metrics = reward_metrics([output_reward(item) for item in ripe], [0.0] * len(ripe))
     return {
         **metrics,
         **age_metrics("trained_age", [ctx.round - number for number in written]),

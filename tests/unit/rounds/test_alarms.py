@@ -10,8 +10,8 @@ from crl.rounds.alarms import ROUNDS, health_metrics
 
 BOTH = frozenset({"actor", "extractor"})
 SOUND = {
-    "share_without_experience": 0.3, "experiences_one_text": 0.2, "extractor_without_gradient": 0.1, "success": 0.4,
-    "actor_groups_equal": 0.2,
+    "share_without_experience": 0.3, "experiences_one_text": 0.2, "extractor_without_gradient": 0.1,
+    "extractor_reward_mean": 0.0, "success": 0.4, "actor_groups_equal": 0.2,
 }  # fmt: skip
 
 
@@ -40,6 +40,10 @@ def alarms(rounds: Sequence[dict[str, float | None]], *, trained=BOTH) -> list[s
         ),
         ({"experiences_one_text": 0.9}, "one text is more than 80% of the new experiences or reflections"),
         ({"extractor_without_gradient": 1.0}, "no update of the extractor is possible: all rewards"),
+        (  # free games are won, and whatever is noted is lost
+            {"extractor_without_gradient": 1.0, "extractor_reward_mean": -1.0, "success": 0.9},
+            "no update of the extractor is possible: all rewards",
+        ),
         ({"success": 0.0}, "no episode succeeds any more"),
         (
             {"actor_groups_equal": 1.0, "actor_stepped": 0.0},
@@ -61,6 +65,8 @@ def test_a_sign_that_stands_is_named_with_its_first_round(sign, told):
         {"share_without_experience": 0.8},
         {"experiences_one_text": 0.8},
         {"extractor_without_gradient": 0.98},
+        {"extractor_without_gradient": 1.0, "success": 0.82},  # nothing is left that an experience could add
+        {"extractor_without_gradient": 1.0, "extractor_reward_mean": 1.0, "success": 0.82},
         {"success": 0.01},
         {"actor_groups_equal": 0.97},
         {"actor_groups_equal": 1.0, "success": 1.0},  # solved
