@@ -23,6 +23,7 @@ from crl.lab.study.statistics import (
     Interval,
     Reached,
     area,
+    best,
     common_curve,
     final,
     first_at,
@@ -60,6 +61,8 @@ class Success(BaseModel, frozen=True):
 
     final: dict[int, float]
     """By seed: the mean of the last evaluations."""
+    best: dict[int, float] = {}
+    """By seed: the best mean of as many evaluations in a row. Empty where a run is too short to say."""
     mean: Interval
     curve: dict[int, Interval]
     """By round, over seeds."""
@@ -303,11 +306,13 @@ def _success(study: Study, runs: Mapping[int, RunMetrics], *, bank: bool) -> Suc
     # A run whose bank stayed empty to its end has no experience to show: it is that without the bank.
     curves = {seed: run.success(bank=bank) or run.success(bank=False) for seed, run in runs.items()}
     finals = {seed: final(curve, study.last) for seed, curve in curves.items()}
+    peaks = {seed: peak for seed, curve in curves.items() if (peak := best(curve, study.last)) is not None}
     areas = [found for curve in curves.values() if (found := area(curve)) is not None]
     reached = {seed: first_at(curve, study.level) for seed, curve in curves.items()}
     episodes = [None if number is None else runs[seed].episodes[number] for seed, number in reached.items()]
     return Success(
         final=finals,
+        best=peaks,
         mean=interval(list(finals.values())),
         curve=common_curve(list(curves.values())),
         area=interval(areas) if areas else None,

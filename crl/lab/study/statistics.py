@@ -14,6 +14,7 @@ from itertools import pairwise
 from pydantic import BaseModel
 
 CONFIDENCE = 0.95
+LONG = 5
 
 
 class Interval(BaseModel, frozen=True):
@@ -80,6 +81,18 @@ def final(curve: Mapping[int, float], last: int) -> float:
     """Mean of the last evaluations."""
     values = [value for _, value in sorted(curve.items())][-last:]
     return math.fsum(values) / len(values)
+
+
+def best(curve: Mapping[int, float], last: int) -> float | None:
+    """The highest mean of as many evaluations in a row, the first (nothing is trained yet) left out.
+
+    It is chosen afterwards, so it lies a little above what success was. None for less than :data:`LONG` times as many:
+    the end would be half of what there is to choose from.
+    """
+    values = [value for _, value in sorted(curve.items())][1:]
+    if len(values) < LONG * last:
+        return None
+    return max(math.fsum(values[at : at + last]) / last for at in range(len(values) - last + 1))
 
 
 def common_curve(curves: Sequence[Mapping[int, float]]) -> dict[int, Interval]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from crl.lab.study.change import CHANGED, RECOVERED, STAYED
 from crl.lab.study.results import KINDS, ArmResult, Budget, Cost, StudyResult, Success, Varied
-from crl.lab.study.statistics import Interval, Reached
+from crl.lab.study.statistics import Interval, Reached, interval, paired
 from crl.report.markdown import as_text
 
 NONE = "–"
@@ -45,8 +45,8 @@ def tables(result: StudyResult) -> list[Table]:
     scales = [_scale(result, scale, bank=bank) for scale in result.scales for bank in (True, False)]
     changes = [_recovery(result, part, bank=bank) for part in PARTS for bank in (True, False)]
     first = [_success(result), _differences(result), *scales, *changes, _changed_experiences(result), *at_budgets]
-    found = [*first, _learning(result), _costs(result), _seconds(result), _health(result), _seeds(result)]
-    return [table for table in found if table.rows]
+    later = [_falls(result), _learning(result), _costs(result), _seconds(result), _health(result), _seeds(result)]
+    return [table for table in [*first, *later] if table.rows]
 
 
 def _success(result: StudyResult) -> Table:
@@ -123,6 +123,24 @@ def _at_budget(result: StudyResult, budget: Budget) -> list[Table]:
             f"Paired differences at equal {kind}", ("arm", "minus", "with bank", "without bank"), differences, named=2
         ),
     ]
+
+
+def _falls(result: StudyResult) -> Table:
+    rows = []
+    for arm in result.arms:
+        told = [_fall(shown) for shown in (arm.with_bank, arm.without_bank)]
+        if any(told):
+            rows.append([arm.title, *(cell for cells in told for cell in cells or [NONE] * 3)])
+    columns = ("arm", "best, with bank", "end", "end minus best", "best, without", "end", "end minus best")
+    return Table("From the best to the end", columns, rows)
+
+
+def _fall(shown: Success | None) -> list[str] | None:
+    """Means over seeds of the best, the end, and their difference."""
+    if shown is None or not (difference := paired(shown.final, shown.best)):
+        return None
+    peak, end = (interval([values[seed] for seed in shown.best]) for values in (shown.best, shown.final))
+    return [f"{peak.mean:.2f}", f"{end.mean:.2f}", interval_text(difference, signed=True)]
 
 
 def _learning(result: StudyResult) -> Table:
@@ -207,6 +225,10 @@ def footnotes(result: StudyResult) -> list[str]:
         found.append(
             f"The intervals of {len(compared)} differences at the end, and at equal budgets, are not corrected for "
             "their number: of twenty true zeros one interval leaves out 0 on average."
+        )
+    if any(shown.best for arm in result.arms for shown in (arm.with_bank, arm.without_bank) if shown):
+        found.append(
+            f"The best is that of any {result.last} evaluations in a row, chosen afterwards and so a little too high."
         )
     if result.budgets:
         found.append(

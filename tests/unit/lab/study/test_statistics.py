@@ -7,7 +7,7 @@ import random
 import pytest
 from scipy import integrate, stats
 
-from crl.lab.study.statistics import area, final, first_at, interval, median_reached, paired
+from crl.lab.study.statistics import area, best, final, first_at, interval, median_reached, paired
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 30])
@@ -54,6 +54,13 @@ def test_the_first_round_at_a_level_and_medians_with_seeds_that_never_reach_it()
     assert median_reached([10, None, 30]).model_dump() == {"median": 30.0, "reached": 2, "seeds": 3}
     assert median_reached([10, None]).median is None, "half of the seeds did not reach it"
     assert median_reached([10, 20, 40, None]).median == 30
+
+
+def test_the_best_is_that_of_as_many_evaluations_in_a_row_after_the_first() -> None:
+    curve = dict(enumerate([0.9, 0.1, 0.5, 0.6, 0.4, 0.9, 0.1, 0.2, 0.3, 0.2, 0.1]))
+    assert best(curve, 2) == pytest.approx(0.65) and best(dict(reversed(curve.items())), 2) == pytest.approx(0.65)
+    assert best(curve, 1) == 0.9
+    assert best(curve, 3) is None, "ten evaluations are no long run for three at a time"
 
 
 def test_final_success_is_the_mean_of_the_last_evaluations() -> None:
