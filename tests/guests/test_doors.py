@@ -32,6 +32,7 @@ def test_the_core_names_no_module_of_a_guest() -> None:
         ]
         for folder in ("crl", "tasks", "flows")
         for path in files(folder)
+        if named.search(path.read_text())
     }
     found = {
         module

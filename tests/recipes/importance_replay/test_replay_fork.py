@@ -77,6 +77,7 @@ def test_a_network_of_another_shape_is_refused(
     assert not (tmp_path / "child").exists()
 
 
+@pytest.mark.slow
 def test_a_network_of_the_grandparent_counts_too(learned: RunDirectory, tmp_path: Path) -> None:
     even = forked(learned, tmp_path, recipe__weighting="uniform")
     again = {"recipe__weighting": "learned", "recipe__extractor__embedder": None}
@@ -84,6 +85,7 @@ def test_a_network_of_the_grandparent_counts_too(learned: RunDirectory, tmp_path
         fork(even, 2, experiment_of(even, "grandchild", changed(even.method, **again)), tmp_path)
 
 
+@pytest.mark.slow
 def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunDirectory, tmp_path: Path) -> None:
     def kept(**changes: Any) -> RunDirectory:
         made = experiment_of(learned, "child", changed(learned.method, **changes))

@@ -131,7 +131,10 @@ def test_every_call_says_that_no_code_is_run() -> None:
     for path in sorted(
         each for room in ("crl", "flows", "tasks", "benchmarks") for each in (ROOT / room).rglob("*.py")
     ):
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        content = path.read_text(encoding="utf-8")
+        if not any(name in content for name in ("from_pretrained", "SentenceTransformer")):
+            continue  # writing every call of every file out takes ten seconds
+        for call in ast.walk(ast.parse(content)):
             if not isinstance(call, ast.Call):
                 continue
             said = ast.unparse(call.func)

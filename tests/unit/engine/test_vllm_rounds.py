@@ -20,9 +20,9 @@ ON_ANOTHER = {key: value for key, value in ADAPTED.items() if key not in ("model
 @pytest.mark.parametrize(
     ("roles", "servers"),
     [
-        ({"actor": FULL, "extractor": FULL}, 2),
+        pytest.param({"actor": FULL, "extractor": FULL}, 2, marks=pytest.mark.slow),
         ({"actor": FULL, "extractor": {"weights": "actor"}}, 1),
-        ({"actor": ADAPTED, "extractor": ON_ANOTHER}, 2),
+        pytest.param({"actor": ADAPTED, "extractor": ON_ANOTHER}, 2, marks=pytest.mark.slow),
         ({"actor": ADAPTED, "extractor": ON_ANOTHER}, 1),
     ],
     ids=["own", "weights", "base", "base on a GPU"],

@@ -5,6 +5,7 @@ Rollouts that it takes over are not played again, and refused where the changed 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,14 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def parents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDirectory]:
-    """A finished run of each kind."""
-    return {kind: finished(tmp_path_factory.mktemp(kind), last, kind) for kind, last in ROUNDS.items()}
+def parents(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunDirectory]:
+    """A finished run of each kind, made when a test asks for it."""
+
+    class Parents(dict[str, RunDirectory]):
+        def __missing__(self, kind: str) -> RunDirectory:
+            return self.setdefault(kind, finished(tmp_path_factory.mktemp(kind), ROUNDS[kind], kind))
+
+    return Parents()
 
 
 @pytest.mark.slow
@@ -74,7 +80,7 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDirectory]
     ("kind", "number"), sampled([(kind, number) for kind, last in ROUNDS.items() for number in range(last)], 3)
 )
 def test_with_nothing_changed_every_later_digest_is_the_parents(
-    parents: dict[str, RunDirectory], tmp_path: Path, kind: str, number: int
+    parents: Mapping[str, RunDirectory], tmp_path: Path, kind: str, number: int
 ) -> None:
     parent = parents[kind]
     child = fork(parent, number, experiment_of(parent, "child"), tmp_path)
@@ -92,7 +98,7 @@ def test_with_nothing_changed_every_later_digest_is_the_parents(
     assert found.head == heads(manifests(parent.path))[number]
 
 
-def test_the_parent_may_go(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+def test_the_parent_may_go(parents: Mapping[str, RunDirectory], tmp_path: Path) -> None:
     source = shutil.copytree(parents["complementary"].path, tmp_path / "played")
     parent = RunDirectory.open(source)
     child = fork(parent, 1, experiment_of(parent, "child", changed(parent.method, rollout__group_size=6)), tmp_path)
@@ -106,7 +112,7 @@ def test_the_parent_may_go(parents: dict[str, RunDirectory], tmp_path: Path) -> 
 
 
 def test_a_damaged_table_of_an_inherited_round_is_made_again_by_the_parents_method(
-    parents: dict[str, RunDirectory], tmp_path: Path
+    parents: Mapping[str, RunDirectory], tmp_path: Path
 ) -> None:
     parent = parents["complementary"]
     made = experiment_of(parent, "child", changed(parent.method, recipe__bank__capacity=1))
@@ -121,7 +127,7 @@ def test_a_damaged_table_of_an_inherited_round_is_made_again_by_the_parents_meth
 
 
 @requires("erl")
-def test_another_recipe_goes_on_with_weights_and_bank(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+def test_another_recipe_goes_on_with_weights_and_bank(parents: Mapping[str, RunDirectory], tmp_path: Path) -> None:
     parent = parents["complementary"]
     made = changed_experiment(
         parent, Runtime(), "child",
@@ -144,7 +150,7 @@ def test_another_recipe_goes_on_with_weights_and_bank(parents: dict[str, RunDire
 
 @pytest.mark.slow
 def test_a_role_that_is_no_longer_trained_keeps_the_weights_of_the_round(
-    parents: dict[str, RunDirectory], tmp_path: Path
+    parents: Mapping[str, RunDirectory], tmp_path: Path
 ) -> None:
     parent = parents["complementary"]
     child = fork(
@@ -170,7 +176,7 @@ def test_a_role_that_is_no_longer_trained_keeps_the_weights_of_the_round(
     ],
 )
 def test_a_method_that_the_state_does_not_fit_is_refused(
-    parents: dict[str, RunDirectory], tmp_path: Path, kind: str, change: dict[str, Any], found: str | None
+    parents: Mapping[str, RunDirectory], tmp_path: Path, kind: str, change: dict[str, Any], found: str | None
 ) -> None:
     parent = parents[kind]
     made = experiment_of(parent, "child", changed(parent.method, **change))
@@ -191,7 +197,7 @@ def test_a_recipe_of_other_roles_is_refused(tmp_path: Path) -> None:
         fork(parent, 1, made, tmp_path)
 
 
-def test_a_pruned_checkpoint_is_no_damage(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+def test_a_pruned_checkpoint_is_no_damage(parents: Mapping[str, RunDirectory], tmp_path: Path) -> None:
     parent = RunDirectory.open(shutil.copytree(parents["complementary"].path, tmp_path / "played"))
     with Lease.acquire(parent.path, seconds=60) as lease:
         prune(parent.path, recipe_in(parent).checkpoint_stages(), 1, 0, token=lease.token)
@@ -203,7 +209,7 @@ def test_a_pruned_checkpoint_is_no_damage(parents: dict[str, RunDirectory], tmp_
 
 @pytest.mark.parametrize("kind", [kind for kind in PLAYED if kind in ROUNDS])
 def test_nothing_is_played_again_and_what_follows_is_made_by_the_changed_method(
-    parents: dict[str, RunDirectory], tmp_path: Path, kind: str
+    parents: Mapping[str, RunDirectory], tmp_path: Path, kind: str
 ) -> None:
     parent, last = parents[kind], ROUNDS[kind]
     made = experiment_of(parent, "child", changed(parent.method, **FOLLOWS[kind]))
@@ -221,7 +227,7 @@ def test_nothing_is_played_again_and_what_follows_is_made_by_the_changed_method(
     assert {row.generation_id for row in new} and not problems_of(child, recipe_in(child))
 
 
-def test_with_nothing_changed_it_is_the_parents_round(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+def test_with_nothing_changed_it_is_the_parents_round(parents: Mapping[str, RunDirectory], tmp_path: Path) -> None:
     parent = parents["complementary"]
     child = fork(parent, 1, experiment_of(parent, "child"), tmp_path, keep_rollouts=True)
     assert play(child, 2)[0] == "2/distill"
@@ -257,7 +263,7 @@ def test_with_nothing_changed_it_is_the_parents_round(parents: dict[str, RunDire
     ],
 )
 def test_a_change_that_the_rollouts_depend_on_is_refused(
-    parents: dict[str, RunDirectory], tmp_path: Path, kind: str, change: dict[str, Any], found: str
+    parents: Mapping[str, RunDirectory], tmp_path: Path, kind: str, change: dict[str, Any], found: str
 ) -> None:
     if kind not in ROUNDS:
         pytest.skip(f"not here: {GUESTS[kind]}")
@@ -268,7 +274,7 @@ def test_a_change_that_the_rollouts_depend_on_is_refused(
     assert not (tmp_path / "child").exists()
 
 
-def test_what_only_the_extractor_needs_may_change(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+def test_what_only_the_extractor_needs_may_change(parents: Mapping[str, RunDirectory], tmp_path: Path) -> None:
     parent = parents["complementary"]
     method = changed(
         parent.method, roles__extractor__sampling__temperature=0.5, prompts__distill__system="Write.",
@@ -278,14 +284,14 @@ def test_what_only_the_extractor_needs_may_change(parents: dict[str, RunDirector
     assert stages(play(child, 2)).isdisjoint({"plan", "collect", "merge"})
 
 
-def test_there_have_to_be_rollouts(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+def test_there_have_to_be_rollouts(parents: Mapping[str, RunDirectory], tmp_path: Path) -> None:
     parent = parents["complementary"]
     with pytest.raises(BadInput, match="no rollouts of round 3"):
         fork(parent, 2, experiment_of(parent, "child"), tmp_path, keep_rollouts=True)
 
 
 def test_inherited_rounds_are_checked_by_the_roles_of_the_run_that_made_them(
-    parents: dict[str, RunDirectory], tmp_path: Path
+    parents: Mapping[str, RunDirectory], tmp_path: Path
 ) -> None:
     """The extractor had weights of its own then; in the fork it shares the actor's."""
     parent = parents["complementary"]

@@ -162,6 +162,7 @@ def test_a_guided_episode_has_the_experience_in_its_system_message_and_asks_and_
     assert all(str(each.answer).startswith("As the experience says") for each in asked)
 
 
+@pytest.mark.slow
 def test_entries_are_found_by_the_models_embedder_and_merged_over_the_bank(run: RunDirectory) -> None:
     embedder = next(each for each in rows(run, Weights, "initialize", [0]) if each.role == "embedder")
     assert embedder.source == run.method.recipe.retrieval.embedder
@@ -175,6 +176,7 @@ def test_entries_are_found_by_the_models_embedder_and_merged_over_the_bank(run: 
     assert close and "near_duplicate" in {each.reason for each in events}, "notes that differ in one word alone"
 
 
+@pytest.mark.slow
 def test_experiences_and_answers_are_trained_with_their_thoughts_and_both_roles_are_updated(run: RunDirectory) -> None:
     samples = [each for each in rows(run, Sample, "credit", [ROUNDS]) if each.role == "extractor"]
     assert {each.source for each in samples} == {f"{1:04d}/distill", f"{ROUNDS:04d}/collect"}
