@@ -29,6 +29,7 @@ PAGES = {
         "objectives",
         "selection",
         "quickstart_arms",
+        "quickstart_long",
         "long_runs",
         "long_runs_again",
         "falling",
