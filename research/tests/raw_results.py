@@ -33,6 +33,8 @@ PAGES = {
         "long_runs",
         "long_runs_again",
         "falling",
+        "internalization",
+        "compared_notes",
     )
 } | {"scale": "scaling.md"}
 """The page that a study's tables are in, by the name of its raw results."""
