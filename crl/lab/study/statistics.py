@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 CONFIDENCE = 0.95
 LONG = 5
+"""With fewer evaluations than so many times those that the end is the mean of, the best says little beside the end."""
 
 
 class Interval(BaseModel, frozen=True):
@@ -86,8 +87,7 @@ def final(curve: Mapping[int, float], last: int) -> float:
 def best(curve: Mapping[int, float], last: int) -> float | None:
     """The highest mean of as many evaluations in a row, the first (nothing is trained yet) left out.
 
-    It is chosen afterwards, so it lies a little above what success was. None for less than :data:`LONG` times as many:
-    the end would be half of what there is to choose from.
+    It is chosen afterwards, so it lies a little above what success was. None for less than :data:`LONG` times as many.
     """
     values = [value for _, value in sorted(curve.items())][1:]
     if len(values) < LONG * last:
