@@ -120,7 +120,7 @@ def test_what_is_refused_names_the_place(tmp_path: Path, changes: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("file", "study", "arm", "seed"),
-    [("self_distillation", "coevolution", "recommended", 221), ("recommended", "trials", "trial_suppress", 291)],
+    [("self_distillation", "coevolution", "recommended", 221), ("recommended", "internalization", "beats", 16)],
 )
 def test_a_recipe_that_is_recommended_is_the_arm_that_was_measured(
     tmp_path: Path, file: str, study: str, arm: str, seed: int
