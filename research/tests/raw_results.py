@@ -35,6 +35,7 @@ PAGES = {
         "falling",
         "internalization",
         "compared_notes",
+        "better_bank",
     )
 } | {"scale": "scaling.md"}
 """The page that a study's tables are in, by the name of its raw results."""
