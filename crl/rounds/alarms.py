@@ -1,9 +1,9 @@
 """What is wrong with a round: pure functions from its metrics to alarms.
 
 - *Collapse*: kinds of a run that has stopped learning, each named once its sign was present for some rounds in a row:
-  outputs that are never scored win, all rewards of a batch are equal, an actor frozen or dead. The signs so far are
-  carried by the metrics of the round before, so a resumed run knows it too. Where a method says what to do then
-  (`on_collapse`), success that falls is one more kind, and there is a warning before any of them is named.
+  outputs that are never scored win, all rewards of a batch are equal and few games are won, an actor frozen or dead.
+  The signs so far are carried by the metrics of the round before, so a resumed run knows it too. Where a method says
+  what to do then (`on_collapse`), success that falls is one more kind, and there is a warning before any is named.
 - *Form*: whether what the models write can be taken at all. An actor whose turns name no legal action, or end at the
   length limit, learns from noise; so does an extractor whose outputs are cut.
 - *Guidance*: whether experience misleads, by guided rollouts against unguided ones of the same groups. What one round

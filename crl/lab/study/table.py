@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from crl.lab.study.change import CHANGED, RECOVERED, STAYED
 from crl.lab.study.results import KINDS, ArmResult, Budget, Cost, StudyResult, Success, Varied
-from crl.lab.study.statistics import Interval, Reached, interval, paired
+from crl.lab.study.statistics import Interval, Reached, paired
 from crl.report.markdown import as_text
 
 NONE = "–"
@@ -139,8 +140,8 @@ def _fall(shown: Success | None) -> list[str] | None:
     """Means over seeds of the best, the end, and their difference."""
     if shown is None or not (difference := paired(shown.final, shown.best)):
         return None
-    peak, end = (interval([values[seed] for seed in shown.best]) for values in (shown.best, shown.final))
-    return [f"{peak.mean:.2f}", f"{end.mean:.2f}", interval_text(difference, signed=True)]
+    peak, end = (fmean(values[seed] for seed in shown.best) for values in (shown.best, shown.final))
+    return [f"{peak:.2f}", f"{end:.2f}", interval_text(difference, signed=True)]
 
 
 def _learning(result: StudyResult) -> Table:
