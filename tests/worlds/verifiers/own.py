@@ -43,13 +43,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 1024  # connections wait for a busy CPU in place of being reset
+
+
 def main(spec: dict[str, Any]) -> None:
     module = importlib.util.spec_from_file_location("play", spec["play"])
     assert module is not None and module.loader is not None
     play = importlib.util.module_from_spec(module)
     module.loader.exec_module(play)
-    ThreadingHTTPServer.request_queue_size = 1024  # connections wait for a busy CPU in place of being reset
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     os.environ["OWN_KEY"] = "x"
