@@ -25,7 +25,7 @@ bank as it is at that operation.
 - With `bank.merge_contained` a text that says less than another of its family (`contained.py`) is refused, and an entry
   that says less than a new text is evicted; unless it is proven: then the new text waits beside it. The event names the
   entry that says more in `repeats`.
-- *Eviction* comes last, a family at a time: see `evict.py`.
+- *Eviction* comes last, a family at a time: see `evict.py`. What is proven goes last.
 
 What a person refused (`refused`) is an event `rejected` too. It can let nothing in that was not shown to them: an
 operation that is rejected when nothing is refused (a second copy of a refused text, say) stays rejected.
@@ -51,6 +51,7 @@ from crl.bank.changes import Change, applied, change_rows
 from crl.bank.contained import Contained
 from crl.bank.duplicates import SimilarPairs
 from crl.bank.evict import evict as make_room
+from crl.bank.evict import proves
 from crl.bank.overlay import Overlay, new_row, updated_row
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
@@ -290,8 +291,7 @@ class Consolidation:
         """Choose between versions, then enforce the capacity of every family."""
         config = self._rules.bank
         self._choose_versions()
-        by_entry = self._scores if config.eviction == "least_useful" else {}
-        for entry in make_room(self._bank, config, by_entry, round=self._round, capacities=self._rules.capacities):
+        for entry in make_room(self._bank, config, self._scores, round=self._round, capacities=self._rules.capacities):
             reason = f"capacity_{config.eviction}"
             self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason)
 
@@ -402,16 +402,13 @@ class Consolidation:
         return score if score is not None and score.content_digest == entry.content_digest else None
 
     def _proven(self, entry: BankEntry) -> bool:
-        config, score = self._rules.bank.proven, self._score(entry)
-        if config is None or score is None:
-            return False
-        return score.uses >= config.uses and score.mean_outcome >= config.outcome
+        return proves(self._scores.get(entry.entry_id), entry.content_digest, self._rules.bank)
 
     def _won_trial(self, entry: BankEntry, digest: str) -> bool:
-        """Whether a text was tried beside that of an entry, and won as often; or on more layouts, because the entry was
-        not ahead and was given up."""
-        old, new = (self._rules.tried.get((entry.family, each)) for each in (entry.content_digest, digest))
-        return old is not None and new is not None and new >= old
+        """Whether a text was tried beside that of an entry and won as large a share of its games, of as many, or of
+        more because the entry was not ahead and was given up."""
+        old, new = (self._rules.tried.get((entry.family, each), (0, 0)) for each in (entry.content_digest, digest))
+        return 0 < old[0] <= new[0] and new[1] * old[0] >= old[1] * new[0]
 
     def _waiting_versions(self) -> dict[str, str]:
         """The newest version that waits beside an entry, by the entry's id, of the bank before."""
@@ -443,7 +440,7 @@ class Consolidation:
         if not self._rules.bank.merge_contained:
             return []
         known = self._texts_of(operation.family)
-        found = self._held(operation, known.that_say_less(self._texts[digest]))
+        found = self._held(operation, known.that_say_less(self._texts[digest]) - {digest})
         known.add(digest, self._texts[digest])
         return found
 
@@ -473,15 +470,13 @@ class Consolidation:
     def _repeated(self, operation: Operation, digest: str) -> Refusal | None:
         """The refusal of a text that the bank says already, in an entry that the operation does not replace."""
         duplicates, bank = self._rules.bank.duplicates, self._bank
-        if duplicates == "keep":
-            return None
         replaced = set(operation.parents) if operation.kind == "merge" else {operation.entry_id}
-        for holder in bank.holders(operation.family, digest):
+        for holder in bank.holders(operation.family, digest) if duplicates != "keep" else ():
             if holder not in replaced:
                 return Refusal(Rejection.duplicate, holder)
         if self._rules.bank.merge_contained:
-            more = self._held(operation, self._texts_of(operation.family).that_say_more(self._texts[digest]))
-            for entry in more:
+            more = self._texts_of(operation.family).that_say_more(self._texts[digest]) - {digest}
+            for entry in self._held(operation, more):
                 if entry.entry_id not in replaced:
                     return Refusal(Rejection.contained, entry.entry_id)
         if duplicates != "near":

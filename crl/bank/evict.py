@@ -3,12 +3,14 @@
 `fifo` takes the smallest `order`. `least_useful` takes the smallest sum of outcomes / (uses + 1), the mean shrunk
 toward 0 (unknown) by one pseudo-use. A text that no round has used yet is worth 0, or as much as the one that it was
 made from if that is more: a bad experience that was mended does not go for what it said before, nor a good one before
-its new words were tried. Entries whose text was written in this round go last, ties take the oldest.
+its new words were tried. Entries whose text was written in this round go last, ties take the oldest. By either rule
+proven entries (`bank.proven`) go only where all the others went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,11 +44,17 @@ def evict(
     full = sorted(name for name in names if surplus[code_of[name]] > 0)
     if not full:
         return []
-    keys = [_joined(table["order"].to_numpy()[rows_U], [entry.order for entry in beside])]
+    keys: list[NDArray[Any]] = [_joined(table["order"].to_numpy()[rows_U], [entry.order for entry in beside])]
+
+    def judged(judge: Callable[[EntryScore, str], float]) -> NDArray[np.float64]:
+        return np.concatenate([_of_rows(table, scores, judge)[rows_U], _of(beside, scores, judge)])
+
     if config.eviction == "least_useful":
-        keys.append(np.concatenate([_usefulness(table, scores)[rows_U], _of(beside, scores)]))
+        keys.append(judged(_worth))
         fresh_U = table["updated_round"].to_numpy()[rows_U] == round
         keys.append(np.concatenate([fresh_U, [entry.updated_round == round for entry in beside]]))
+    if config.proven is not None:
+        keys.append(judged(lambda score, digest: proves(score, digest, config)))
     leaving: list[int] = []
     for name in full:
         members = np.flatnonzero(codes_M == code_of[name])
@@ -67,6 +75,13 @@ def evict(
     return gone
 
 
+def proves(score: EntryScore | None, content_digest: str, config: BankConfig) -> bool:
+    """Whether the games of a text prove it (`bank.proven`), by its entry's score, which may be of earlier words."""
+    if config.proven is None or score is None or score.content_digest != content_digest:
+        return False
+    return score.uses >= config.proven.uses and score.mean_outcome >= config.proven.outcome
+
+
 def _joined(column: NDArray[np.int64], beside: list[int]) -> NDArray[np.int64]:
     return np.concatenate([column, np.array(beside, dtype=np.int64)]).astype(np.int64)
 
@@ -77,14 +92,18 @@ def _worth(score: EntryScore, content_digest: str) -> float:
     return value if score.content_digest == content_digest else max(value, 0.0)
 
 
-def _of(entries: list[BankEntry], scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
-    worths = (
-        _worth(scores[entry.entry_id], entry.content_digest) if entry.entry_id in scores else 0.0 for entry in entries
+def _of(
+    entries: list[BankEntry], scores: Mapping[str, EntryScore], judge: Callable[[EntryScore, str], float]
+) -> NDArray[np.float64]:
+    found = (
+        judge(scores[entry.entry_id], entry.content_digest) if entry.entry_id in scores else 0.0 for entry in entries
     )
-    return np.array(list(worths), dtype=np.float64)
+    return np.array(list(found), dtype=np.float64)
 
 
-def _usefulness(table: pa.Table, scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
+def _of_rows(
+    table: pa.Table, scores: Mapping[str, EntryScore], judge: Callable[[EntryScore, str], float]
+) -> NDArray[np.float64]:
     """Value [N] of every row; 0 where nothing is known."""
     values_N = np.zeros(table.num_rows)
     if scores:
@@ -92,5 +111,5 @@ def _usefulness(table: pa.Table, scores: Mapping[str, EntryScore]) -> NDArray[np
         scored = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         digests, listed = table["content_digest"].take(scored).to_pylist(), list(scores.values())
         found = places.drop_null().to_pylist()
-        values_N[scored] = [_worth(listed[place], digest) for place, digest in zip(found, digests, strict=True)]
+        values_N[scored] = [judge(listed[place], digest) for place, digest in zip(found, digests, strict=True)]
     return values_N

@@ -133,7 +133,10 @@ def test_a_version_whose_entry_left_waits_for_nobody():
         ({"new": (8, 5), "old": (8, 5)}, True),
         ({"new": (8, 6), "old": (8, 5)}, True),
         ({"new": (8, 4), "old": (8, 5)}, False),
-        ({"new": (8, 4), "old": (2, 2)}, True),  # the older one was given up after two layouts
+        ({"new": (8, 4), "old": (2, 1)}, True),  # the older one was given up after two layouts
+        ({"new": (8, 4), "old": (2, 2)}, False),
+        ({"new": (6, 3), "old": (5, 5)}, False),  # an environment broke a game of the older one
+        ({"new": (6, 3), "old": (0, 0)}, False),
         ({"new": (2, 2), "old": (8, 4)}, False),
         ({"new": (8, 8)}, False),
         ({"old": (8, 0)}, False),
@@ -156,6 +159,19 @@ def test_no_merge_or_drop_takes_a_proven_entry():
 
 
 LESS, MORE = "Offer it the coin.", "Offer it the coin, then the bell. It refuses the seed."
+
+
+@pytest.mark.parametrize("eviction", ["fifo", "least_useful"])
+def test_a_full_bank_loses_what_is_proven_last(eviction):
+    entries = [known("a", "old", 0), known("b", "never used", 1), known("c", "lost", 2)]
+    scores = [score("a", "old", 9, 1.0), score("c", "lost", 9, -1.0)]
+    new = [operation("add", f"n{number}", f"new {number}") for number in range(2)]
+    result = run(entries, new, scores, capacity=2, eviction=eviction)
+    assert [each.entry_id for each in held(result)] == ["a", "n1"]
+    plain = run(entries, new, scores, capacity=2, eviction=eviction, proven=None)
+    assert [each.entry_id for each in held(plain)] == ["n0", "n1"]
+    proven = [*scores[:1], score("b", "never used", 4, 0.5), score("c", "lost", 4, 0.5)]
+    assert [each.entry_id for each in held(run(entries, new, proven, capacity=2, eviction="fifo"))] == ["b", "c"]
 
 
 def test_a_text_that_says_less_is_refused():
@@ -182,6 +198,16 @@ def test_a_proven_entry_that_says_less_stays_and_the_new_text_waits_beside_it():
     result = run([known("a", LESS)], [operation("add", "n", MORE)], proven, merge_contained=True)
     assert ids(result) == ["a", "n"]
     assert held(result)[1].parents == ["a"] and reasons(result)[0][2] == "waits_beside"
+
+
+def test_where_texts_stand_for_outputs_an_equal_one_is_another_entry_and_one_that_says_less_is_refused():
+    entries = [known("a", MORE)]
+    result = run(entries, [operation("add", "n", MORE)], merge_contained=True, duplicates="keep")
+    assert [each.entry_id for each in held(result)] == ["a", "n"]
+    result = run(entries, [operation("add", "n", LESS)], merge_contained=True, duplicates="keep")
+    assert reasons(result) == [("rejected", "n", "contained", "a")]
+    result = run([known("b", LESS)], [operation("add", "n", MORE)], merge_contained=True, duplicates="keep")
+    assert [each.entry_id for each in held(result)] == ["n"]
 
 
 def test_two_texts_of_one_round_are_held_against_each_other():
@@ -248,7 +274,10 @@ def test_whatever_is_asked_a_proven_entry_leaves_only_for_a_version_that_won_as_
                   parents=["q", "w"] if kind == "merge" else [])
         for number, kind in enumerate(data.draw(st.lists(st.sampled_from(["add", "update", "merge", "drop"]))))
     ]  # fmt: skip
-    result = run(previous, operations, scores, merge_contained=data.draw(st.booleans()))
+    result = run(
+        previous, operations, scores, merge_contained=data.draw(st.booleans()),
+        duplicates=data.draw(st.sampled_from(["reject", "keep"])), capacity=data.draw(st.integers(3, 9)),
+    )  # fmt: skip
     for each, known_score in zip(previous, scores, strict=True):
         if known_score.uses < PROVEN.uses or known_score.mean_outcome < PROVEN.outcome:
             continue
