@@ -239,9 +239,9 @@ def _at(role: RoleConfig, key: str) -> object:
 
 
 def rollout_stages(recipe: Recipe, method: Method, round_number: int) -> tuple[Stage, ...]:
-    """Stages of a round that play episodes, and those of the round that they read, in order."""
+    """Stages of a round that play what is trained, and those of the round that they read, in order."""
     stages = {stage.name: stage for stage in recipe.stages_of(method, round_number)}
-    waiting = [stage.name for stage in stages.values() if Episode in stage.writes]
+    waiting = [stage.name for stage in stages.values() if Episode in stage.writes and not stage.untrained]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()

@@ -21,7 +21,8 @@ from tests.unit.recipes.tracing import settings_read
     ("kind", "settings"),
     [
         ("complementary", {"method__recipe__self_distillation": {}, "method__recipe__bank__duplicates": "near",
-                           "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
+                           "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC,
+                           "method__recipe__trial": {"layouts": 2}}),
         pytest.param("erl", {}, marks=requires("erl")),
         pytest.param("dreamgym", {"method__recipe__synthetic_share": 0.5}, marks=requires("dreamgym")),
         pytest.param("uniform", {}, marks=requires("importance_replay")),
@@ -51,6 +52,7 @@ def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: 
             recipe.stages_of(run.method, 1)
         seen[stage.name] = {key for key in found - of_recipe if any(within(key, each) for each in free)}
     playing = {stage.name: stage for stage in rollout_stages(recipe, run.method, 1)}
+    assert not {"distill", "trial"} & set(playing)
     # An update that is kept with the rollouts keeps the settings of its role.
     updated = [f"roles.{stage.role}.{key}" for stage in playing.values() if stage.update for key in OF_UPDATES]
     assert {

@@ -86,5 +86,5 @@ def test_every_option_says_where_its_settings_are_and_whether_rollouts_stay_vali
         *MECHANISMS
     }
     after = method.recipe.after_rollouts(method)
-    assert {each.key for each in MECHANISMS if each.key in after} == {"recipe.self_distillation"}
+    assert {each.key for each in MECHANISMS if each.key in after} == {"recipe.self_distillation", "recipe.trial"}
     assert all(isinstance(each.after_rollouts, bool) for each in MECHANISMS)

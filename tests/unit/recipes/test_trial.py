@@ -15,7 +15,7 @@ import pytest
 from crl.audit.audit import problems_of, trial_problems
 from crl.bank.segments import text_digest
 from crl.config import Experiment, Method, TrialConfig
-from crl.recipes.complementary.mechanisms.trial import in_force
+from crl.recipes.complementary.mechanisms.trial import Asked, TextKey, in_force, trials_of
 from crl.records import (
     TRIAL,
     BankEvent,
@@ -73,7 +73,7 @@ class Watching(Services):
 
 def played(root: Path, rounds: int = ROUNDS, **changes: object) -> Played:
     trial = {"layouts": LAYOUTS, "threshold": 0.25, **changes.pop("trial", {})}  # type: ignore[dict-item]
-    made = experiment(method__recipe__trial=trial, **FEW, **changes)
+    made = experiment(method__recipe__trial=trial, **{**FEW, **changes})
     services = Watching(made)
     return Played(root, made, rounds, services, services.order)
 
@@ -308,3 +308,33 @@ def test_a_proven_text_is_tried_beside_its_update_and_the_trial_says_which_is_be
                 assert played[event.after_digest or ""] == played[digest_of[held]], "the same layouts"
     assert told["waits"] and told["replaced"], told
     assert problems_of(run.run, run.recipe) == []
+
+
+@pytest.mark.parametrize(("seeds", "repeated"), [(20, 0), (18, 2), (16, 4)])
+def test_the_games_of_a_trial_are_others_than_those_of_the_round_as_far_as_there_are_any(
+    tmp_path: Path, seeds: int, repeated: int
+) -> None:
+    run = played(tmp_path, 1, method__families__0__groups=16, method__families__0__train_seeds__count=seeds)
+    collected, tried = ({each.environment_seed for each in run.rows(Episode, stage, 1)} for stage in ("collect", TRIAL))
+    assert (len(collected), len(tried), len(collected & tried)) == (16, LAYOUTS, repeated)
+
+
+def test_a_text_comes_in_only_by_the_output_that_did_best() -> None:
+    def asked(episode: str, output: str, text: str) -> Asked:
+        operation = Operation(
+            operation_id=f"{output}-o0", round=2, distillation_id=output, generation_id=output, index=0, kind="add",
+            family="room", entry_id=f"x-{output}", text=text, parents=[], episode_ids=[episode], embedder_cut=False,
+        )  # fmt: skip
+        return Asked(operation, TextKey("room", text_digest(text)), possible=True, won=True)
+
+    outputs = [asked("A", "a0", "X"), asked("A", "a1", "Y"), asked("B", "b0", "Y"), asked("B", "b1", "Z")]
+    wins = {"X": 4, "Y": 2, "Z": 1}
+    results = {
+        each.key: TrialResult(family="room", content_digest=each.key.content_digest, round=2, pairs=4,
+                              wins_with=wins[each.operation.text or ""], wins_without=0)
+        for each in outputs
+    }  # fmt: skip
+    rows = trials_of(outputs, results, TrialConfig(layouts=4, threshold=0.25), round=2)
+    assert {row.generation_id: row.reason_code for row in rows} == {
+        "a0": "ok", "a1": "outdone", "b0": "ok", "b1": "outdone",
+    }  # fmt: skip

@@ -63,7 +63,7 @@ class AdmissionByTrial(Mechanism):
     """`recipe.trial`."""
 
     key = "recipe.trial"
-    after_rollouts = False
+    after_rollouts = True
     config: TrialConfig
 
     def problems(self, method: Method) -> Iterator[BadInput]:
@@ -312,11 +312,11 @@ class _Bin:
         collected = [row for row in self._collected if row.family == family]
         played = {row.environment_seed for row in collected}
         wanted, generator = self._config.layouts, np.random.default_rng(ctx.seed(family))
-        if len(seeds) < wanted + len(played):
-            played = set()
-        # As many more as the round played: so many of what is drawn may be taken.
-        drawn = generator.choice(len(seeds), size=wanted + len(played), replace=wanted > len(seeds))
-        chosen = [seed for seed in (seeds[int(value)] for value in drawn) if seed not in played]
+        if len(seeds) < wanted:
+            drawn = [*generator.permutation(len(seeds)), *generator.choice(len(seeds), size=wanted)]
+        else:  # as many more as the round played, if there are: so many of what is drawn may be taken
+            drawn = [*generator.choice(len(seeds), size=min(wanted + len(played), len(seeds)), replace=False)]
+        chosen = sorted((seeds[int(value)] for value in drawn), key=played.__contains__)
         taken = {row.task_digest for row in collected} - {""}
         found = distinct(
             chosen, wanted, lambda those: starts_of(ctx, [(family, seed) for seed in those], played_here=True), taken
@@ -448,17 +448,18 @@ def ahead(result: TrialResult) -> bool:
     return result.wins_with > result.wins_without
 
 
-def best_of_episodes(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[TextKey]:
-    """The texts of the output about each episode that did best: by the mean difference of its tried texts, the first of
-    equals."""
+def best_of_episodes(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[str]:
+    """The output about each episode that did best, by generation id: by the mean difference of its tried texts, the
+    first of equals."""
     texts: dict[tuple[str, ...], dict[str, dict[TextKey, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in asked:
         difference = difference_of(results[each.key]) if each.key in results else None
         if difference is not None:
             operation = each.operation
             texts[tuple(operation.episode_ids)][operation.generation_id][each.key] = difference
-    best = (max(outputs.values(), key=lambda own: sum(own.values()) / len(own)) for outputs in texts.values())
-    return {key for own in best for key in own}
+    return {
+        max(outputs, key=lambda name: sum(outputs[name].values()) / len(outputs[name])) for outputs in texts.values()
+    }
 
 
 def trials_of(
@@ -477,7 +478,8 @@ def trials_of(
             continue
         difference = None if result is None else difference_of(result)
         passed = difference is not None and difference >= config.threshold
-        reason = UNTRIED if difference is None else FAILED if not passed else "ok" if each.key in best else OUTDONE
+        outdone = each.operation.generation_id not in best
+        reason = UNTRIED if difference is None else FAILED if not passed else OUTDONE if outdone else "ok"
         rows.append(
             Trial(
                 operation_id=each.operation.operation_id,
