@@ -176,6 +176,16 @@ class Experiment(Model):
         return self
 
     @model_validator(mode="after")
+    def _success_is_measured(self) -> Experiment:
+        stop_at = self.runtime.stop_at
+        if stop_at is not None and stop_at.success is not None and self.method.evaluation.every == 0:
+            raise ValueError(
+                "runtime.stop_at.success is a share of held-out games, and method.evaluation.every is 0: no round is "
+                "evaluated; change one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gpus_are_enough(self) -> Experiment:
         """One machine holds each server, and all ranks of an update unless there are `nodes`."""
         gpus = self.runtime.gpus

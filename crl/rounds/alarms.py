@@ -180,7 +180,8 @@ def fall_metrics(metrics: Mapping[str, float], previous: Mapping[str, float]) ->
     from one round to the next, so it is that of whole rounds, whose episodes share tasks.
     """
     if "success" not in metrics:
-        return {name: previous[name] for name in (_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT) if name in previous}
+        carried = (_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT, _BEST_LATELY)
+        return {name: previous[name] for name in carried if name in previous}
     success = metrics["success"]
     count = previous.get(_COUNT, 0.0) + 1
     change = success - previous.get("success", success) if count > 1 else 0.0

@@ -17,7 +17,7 @@ from functools import partial
 
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
-from crl.records import Evaluation, Weights
+from crl.records import BufferItem, Evaluation, Weights
 from crl.rounds.alarms import Guard, Metrics, counters
 from crl.rounds.context import StageContext
 from crl.rounds.evaluate import best_of, held_out_success
@@ -41,17 +41,33 @@ def guarded(recipe: Recipe, method: Method) -> Recipe:
             where="method.on_collapse",
             next_step="leave it out",
         )
+    if method.on_collapse == "fall_back" and method.evaluation.every == 0:
+        raise BadInput(
+            "a run that collapsed is to fall back to its best evaluated round, and no round is evaluated",
+            expected="evaluation.every above 0, or on_collapse: stop",
+            where="method.on_collapse",
+            next_step="change one of the two",
+        )
     evaluated = (Read(EVALUATE, -1, _HELD_OUT_BEFORE), Read(EVALUATE, 0, _HELD_OUT))
     decided = Read(HEALTH, -2 if method.overlap else -1, _DECIDED)
 
     def watched(stage: Stage) -> Stage:
         if stage.name == HEALTH:
             return replace(stage, reads=(*stage.reads, *evaluated))
-        if Weights in stage.writes and stage.run is not None and method.on_collapse == "fall_back":
+        if method.on_collapse != "fall_back":
+            return stage
+        if Weights in stage.writes and stage.run is not None:
             return replace(stage, run=partial(_update, run=stage.run), reads=(*stage.reads, decided))
-        return stage
+        # What no update will train is not taken out of a buffer either.
+        return replace(stage, reads=(*stage.reads, decided)) if BufferItem in stage.writes else stage
 
     return replace(recipe, stages=tuple(map(watched, recipe.stages)), recalls=(*recipe.recalls, Weights))
+
+
+def falls_back(ctx: StageContext) -> bool:
+    """Whether the updates of the round go on with earlier weights and train nothing, as its stages that choose what is
+    trained can know."""
+    return ctx.method.on_collapse == "fall_back" and FALL_BACK in ctx.metrics(_DECIDED)
 
 
 def counted_anew(previous: Mapping[str, float]) -> Mapping[str, float]:

@@ -29,7 +29,9 @@ class Stop:
     """Why no further round begins."""
 
     round: int
-    """The last round that it speaks of."""
+    """The last round that has begun."""
+    judged: int
+    """The last round that it speaks of, which is the one before where rounds overlap."""
     setting: str
     reason: str
     next_step: str
@@ -37,7 +39,8 @@ class Stop:
     @property
     def in_words(self) -> str:
         """All of it but what to do."""
-        return f"stopped after round {self.round}: {self.reason} ({self.setting})"
+        judged = f"after round {self.judged} " if self.judged < self.round else ""
+        return f"stopped after round {self.round}: {judged}{self.reason} ({self.setting})"
 
 
 class Guards:
@@ -62,22 +65,26 @@ class Guards:
 
     def stop_before(self, number: int) -> Stop | None:
         """Why a round may not begin; None: it may."""
-        last = number - 1 - self._run.method.overlap
+        begun = number - 1
+        last = begun - self._run.method.overlap
         if last < 0:
             return None
-        return next(chain(self._collapsed(last), self._reached(last)), None)
+        said = next(chain(self._collapsed(last), self._reached(last)), None)
+        return None if said is None else Stop(begun, last, *said)
 
-    def _collapsed(self, last: int) -> Iterator[Stop]:
+    def _collapsed(self, last: int) -> Iterator[tuple[str, str, str]]:
+        """What stops the run, by setting: why, and what to do."""
         if self._run.method.on_collapse == "go_on" or not self._run.is_complete(last, HEALTH):
             return
         rows = {row.name: row for row in rows_of(Metric, self._run.read(last, HEALTH, Metric))}
-        if COLLAPSED in rows and rows[COLLAPSED].value > 0 and FALL_BACK not in rows:
+        falls_back = self._run.method.on_collapse == "fall_back" and FALL_BACK in rows  # not one that a fork inherited
+        if COLLAPSED in rows and rows[COLLAPSED].value > 0 and not falls_back:
             which = best_of(self._known_up_to(last)) or 0
             fork = f"crl fork {quoted(self._run.path)} --round {which} --name NAME --set KEY=VALUE"
             then = f"go on from its best round with other settings: {fork}"
-            yield Stop(last, "method.on_collapse", rows[COLLAPSED].alarm or "this run has collapsed", then)
+            yield ("method.on_collapse", rows[COLLAPSED].alarm or "this run has collapsed", then)
 
-    def _reached(self, last: int) -> Iterator[Stop]:
+    def _reached(self, last: int) -> Iterator[tuple[str, str, str]]:
         asked, where = self._runtime.stop_at, "runtime.stop_at"
         if asked is None:
             return
@@ -87,15 +94,15 @@ class Guards:
             newest = max(known, default=None)
             if newest is not None and known[newest] >= asked.success:
                 told = f"held-out success of round {newest} is {known[newest]:.3f}, asked for {asked.success:g}"
-                yield Stop(last, f"{where}.success", told, go_on)
+                yield f"{where}.success", told, go_on
         if asked.tokens is not None and (tokens := sum(map(self._tokens_of, range(last + 1)))) >= asked.tokens:
             told = f"{tokens:,} tokens were generated in training, asked for {asked.tokens:,}"
-            yield Stop(last, f"{where}.tokens", told, go_on)
+            yield f"{where}.tokens", told, go_on
         if asked.hours is not None:
             hours = sum(map(self._seconds_of, range(last + 1))) / 3600
             if hours >= asked.hours:
                 told = f"its stages took {hours:.3g} hours, asked for {asked.hours:g}"
-                yield Stop(last, f"{where}.hours", told, go_on)
+                yield f"{where}.hours", told, go_on
 
     def _known_up_to(self, last: int) -> dict[int, float]:
         """Held-out success of the rounds that have any, and can be read."""

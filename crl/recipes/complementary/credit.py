@@ -41,6 +41,7 @@ from crl.records import (
     rows_with,
 )
 from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.fall_back import falls_back
 from crl.rounds.health import output_alarms, output_shares
 from crl.rounds.proposal import recorded_resemblances
 from crl.rounds.stage import BEFORE, SCORES, RowsOf
@@ -55,13 +56,15 @@ UNTRAINABLE = "prompt_too_long"
 def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
     config = config_of(ctx.method)
-    objective, trains = config.extractor_objective, config.trains(EXTRACTOR, ctx.round)
+    objective = config.extractor_objective
+    trains = config.trains(EXTRACTOR, ctx.round) and not falls_back(ctx)
     episodes, retrievals, critiques = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
     distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
     credits = credits_of(episodes, retrievals, critiques)
     writers = Writers(ctx, uses_of(episodes, credits, retrievals, critiques))
     scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
-    # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
+    # A recipe that never trains the extractor fills no buffer. It fills and waits in warm-up rounds, and where the run
+    # falls back.
     fills = EXTRACTOR in config.TRAINED
     buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers, on) if fills else []
     batches: list[list[BufferItem]] = []

@@ -60,6 +60,18 @@ def test_a_fall_is_warned_of_and_then_named():
     assert told[collapsed[0] - 1][0][WARNING] == 1.0
 
 
+def test_a_round_in_which_no_game_was_played_is_passed_over():
+    successes = [0.9, 0.8] * 5 + [0.2, 0.3]
+    whole, broken = {}, {}
+    for number, success in enumerate(successes):
+        whole = {"success": success, **fall_metrics({"success": success}, whole)}
+        if number == 10:
+            broken = fall_metrics({}, broken)
+        broken = {"success": success, **fall_metrics({"success": success}, broken)}
+        assert broken.get(FALL, 0.0) >= (1.0 if number >= 10 else 0.0)
+    assert broken[FALL] > 1 and whole[FALL] > 1
+
+
 def test_noise_alone_is_no_collapse():
     generator = np.random.default_rng(1)
     named = 0

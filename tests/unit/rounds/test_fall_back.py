@@ -9,7 +9,7 @@ import pytest
 
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.records import Weights
+from crl.records import BufferItem, Weights
 from crl.rounds import fall_back
 from crl.rounds.fall_back import FALL_BACK, FELL_BACK, counted_anew, guard_of, guarded
 from crl.rounds.recipe import recipe_of
@@ -29,7 +29,7 @@ def test_updates_of_every_recipe_read_what_health_decided(name):
     recipe = recipe_of(method(name, on_collapse="fall_back"))
     updates = [stage for stage in recipe.stages if stage.update]
     assert updates
-    for stage in updates:
+    for stage in (*updates, *(stage for stage in recipe.stages if BufferItem in stage.writes)):
         assert {"decided": ("health", -1)}.items() <= {
             read.name: (read.stage, read.offset) for read in stage.reads
         }.items()
@@ -62,6 +62,14 @@ def test_a_recipe_that_looks_for_no_collapse_is_refused():
     blind = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage.name != "health"))
     with pytest.raises(BadInput, match="does not look for a collapse"):
         guarded(blind, method(on_collapse="stop"))
+
+
+def test_without_evaluations_there_is_nothing_to_fall_back_to():
+    with pytest.raises(BadInput, match="no round is evaluated"):
+        recipe_of(method(on_collapse="fall_back", **{"evaluation.every": 0}))
+    assert recipe_of(method(on_collapse="stop", **{"evaluation.every": 0}))
+    with pytest.raises(BadInput, match="a share of held-out games"):
+        load_experiment(ROOT / "conf/tiny.yaml", {"method.evaluation.every": "0", "runtime.stop_at.success": "0.9"})
 
 
 @pytest.fixture

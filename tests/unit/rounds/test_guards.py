@@ -95,6 +95,8 @@ def test_where_rounds_overlap_the_round_that_runs_beside_counts_for_nobody():
     record = Record({}, {1: 10, 2: 20, 3: 30}, overlap=True)
     asking = guards(record, tokens=30)
     assert [number for number in range(6) if asking.stop_before(number)] == [4, 5]
+    told = "stopped after round 3: after round 2 30 tokens were generated in training, asked for 30"
+    assert asking.stop_before(4).in_words == f"{told} (runtime.stop_at.tokens)"
 
 
 def test_without_the_setting_nothing_is_read():
@@ -131,6 +133,8 @@ def test_a_collapse_stops_a_run_unless_it_falls_back(monkeypatch):
         assert "crl fork" in stop.next_step
     found[FALL_BACK] = 1.0
     assert Guards(record, Runtime()).stop_before(3) is None
+    record.method.on_collapse = "stop"  # a fork of a run that falls back
+    assert Guards(record, Runtime()).stop_before(3) is not None
     found[COLLAPSED] = 0.0
     del found[FALL_BACK]
     assert Guards(record, Runtime()).stop_before(3) is None
