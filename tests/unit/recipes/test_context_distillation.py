@@ -177,6 +177,7 @@ def test_where_rounds_overlap_the_next_one_waits_for_the_teacher() -> None:
         ({"method__recipe__kind": "baseline"}, "keeps no bank"),
         ({"method__recipe__kind": "experience_only"}, "does not train the actor"),
         ({"method__recipe__guided_share": 1.0}, "free ones are taught"),
+        ({"method__recipe__self_distillation": {"share": 0.8}}, "leaves nothing to the policy objective"),
         ({"method__recipe__context_distillation": {"teacher": "extractor"}}, "extractor is trained"),
     ],
 )

@@ -50,6 +50,16 @@ class SelfDistillation(Mechanism):
                 next_step="lower recipe.guided_share, or set self_distillation.episodes to wins",
             )
 
+        taught = recipe.context_distillation
+        if taught is not None and self.config.share is not None and self.config.share + taught.share >= 1:
+            yield BadInput(
+                f"self-distillation is to have {self.config.share:g} of the squared gradient and context distillation "
+                f"{taught.share:g}, which leaves nothing to the policy objective",
+                expected="shares whose sum is below 1",
+                where="method.recipe.self_distillation.share",
+                next_step="lower one of the two",
+            )
+
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return {"collect": Adds(writes=(StrippedContext,))}
 
