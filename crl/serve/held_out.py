@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from crl.bank.segments import text_digest
 from crl.checks.outside import require_sound
+from crl.config.roles import TransformersEngine
 from crl.credit.uses import chosen_by_episode
 from crl.errors import BadInput, DataCheckFailed
 from crl.limits import read_limited
@@ -289,9 +290,12 @@ def write_episodes(run: RunDirectory, number: int, path: Path) -> dict[str, Any]
         return None
     table, provenance = run.read(number, "evaluate", Evaluation), run.manifest(number, "evaluate").provenance
     path.write_bytes(parquet_bytes(Evaluation, with_added(Evaluation, table)))
+    computed, engine = provenance.get("processor"), run.method_of(number, "evaluate").role("actor").engine
+    if computed is not None and not isinstance(engine, TransformersEngine):
+        computed += f" with {engine.kind}"  # whoever plays them again has transformers
     return {
         "episodes": table.num_rows,
         "digest": digest_of(rows_of(Evaluation, table)),
-        "processor": provenance.get("processor"),
+        "processor": computed,
         "torch": provenance.get("versions", {}).get("torch"),
     }

@@ -16,6 +16,7 @@ import pytest
 
 from crl.checks.outside import require_sound
 from crl.cli import main
+from crl.config.engines import VllmEngine
 from crl.errors import BadInput
 from crl.records import Evaluation, rows_of
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK, Choice
@@ -130,6 +131,17 @@ def test_other_episodes_are_told_by_where_they_were_computed(
     told = capsys.readouterr().out
     assert "computed by Slide rule" in told and "computed by Abacus, wood" in told
     assert f"the figures of the folder {'hold' if elsewhere.holds else 'do not hold'}" in told
+
+
+def test_another_engine_computed_otherwise(run: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = held_out.write_episodes(run.run, ROUND, tmp_path / "plain")
+    role = run.run.method.role("actor").model_copy(update={"engine": VllmEngine()})
+    served = run.run.method.model_copy(update={"roles": {**run.run.method.roles, "actor": role}})
+    monkeypatch.setattr(type(run.run), "method_of", lambda self, number, stage: served)
+    other = held_out.write_episodes(run.run, ROUND, tmp_path / "served")
+    assert (
+        plain is not None and other is not None and other == {**plain, "processor": f"{plain['processor']} with vllm"}
+    )
 
 
 def test_on_another_processor_the_figure_decides(exported: Path) -> None:
