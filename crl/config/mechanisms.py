@@ -74,7 +74,7 @@ class RolloutConfig(Model):
         None,
         exclude_if=unset,
         description="Replace groups in which no stream has both wins and losses by other tasks, and leave them "
-        "out of updates; everything drawn is recorded. null: draw once.",
+        "out of the policy objective; everything drawn is recorded. null: draw once.",
     )
     mixed_waves: bool = Field(False, description="A wave may mix task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Questions of guided episodes; null: none.")

@@ -3,8 +3,9 @@
 A group teaches nothing where the outcome varies in none of its streams: every rollout has the advantage 0. Then another
 task takes its place (DAPO, arXiv 2503.14476, eq. 8: 0 < solved rollouts < G), as often as `max_draws` says. A draw is
 stages of its own, which are always listed, for which stages are due is known without rows: where nothing is drawn they
-have one empty part. All that is drawn is recorded, read and counted as any episode; updates leave out the groups that
-teach nothing (`crl.credit.samples.trained_episodes`).
+have one empty part. All that is drawn is recorded, read and counted as any episode; the policy objective leaves out
+the groups that teach it nothing (`crl.credit.samples.trained_episodes`). Imitation of wins and a teacher, which compare
+no rollouts of a stream, learn of all of them.
 """
 
 from __future__ import annotations
