@@ -165,6 +165,35 @@ def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_e
     assert "all rewards of its full batches are equal, since round 4" in told
 
 
+@pytest.mark.slow
+def test_outputs_of_the_round_that_falls_back_wait_for_an_update_that_trains(tmp_path: Path) -> None:
+    def writing(read: str, generator: np.random.Generator) -> str:
+        return "what?" if generator.random() < 0.88 else f"ADD: {generator.choice(['lose', 'odd', 'win'])}"
+
+    made = experiment(
+        method__on_collapse="fall_back", method__seed=1, method__recipe__extractor_objective__batch=2,
+        method__families__0__train_seeds__count=64,
+    )  # fmt: skip
+    services = Services(made)
+    services._policies["extractor"] = Policy(writing)
+    played = Played(tmp_path, made, 7, services)
+    decided = {row.name for row in played.rows(Metric, "health", 5)}
+    assert "fall_back_to" in decided, "else nothing of what follows is tested"
+    selected, waiting = (
+        {
+            number: {row.generation_id for row in played.rows(BufferItem, "credit", number) if row.status == status}
+            for number in range(1, 8)
+        }
+        for status in ("selected", "waiting")
+    )
+    trained = {
+        number: {row.generation_id for row in played.rows(Sample, "credit", number) if row.objective == "cispo"}
+        for number in range(1, 8)
+    }
+    assert selected == trained and selected[5] and selected[7]
+    assert selected[6] == set() and waiting[5] <= waiting[6] and selected[7] & waiting[6]
+
+
 def test_a_text_that_only_the_coming_bank_holds_is_still_held() -> None:
     def bank(*writers: str) -> pa.Table:
         return pa.table({"entry_id": [f"e-{each}" for each in writers], "generation_id": list(writers)})
