@@ -297,7 +297,8 @@ def select_batches(
     while len(ripe) >= config.batch and len(batches) < config.max_batches:
         batch = ripe[: config.batch]
         if _without_gradient(batch, config):
-            other = next((item for item in ripe if not _without_gradient([*batch[:-1], item], config)), None)
+            left = ripe[config.batch :]
+            other = next((item for item in left if not _without_gradient([*batch[:-1], item], config)), None)
             if other is None:
                 break
             batch[-1] = other

@@ -30,7 +30,7 @@ class Stop:
 
     round: int
     """The last round that has begun."""
-    judged: int
+    known: int
     """The last round that it speaks of, which is the one before where rounds overlap."""
     setting: str
     reason: str
@@ -39,8 +39,8 @@ class Stop:
     @property
     def in_words(self) -> str:
         """All of it but what to do."""
-        judged = f"after round {self.judged} " if self.judged < self.round else ""
-        return f"stopped after round {self.round}: {judged}{self.reason} ({self.setting})"
+        known = f"after round {self.known} " if self.known < self.round else ""
+        return f"stopped after round {self.round}: {known}{self.reason} ({self.setting})"
 
 
 class Guards:

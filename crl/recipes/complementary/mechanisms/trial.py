@@ -373,6 +373,10 @@ class _Bin:
         return {key: result_of(key, pairs, round=self._ctx.round) for key, pairs in noted.items()}
 
 
+Episodes = tuple[str, ...]
+"""Ids of the episodes that an output is about."""
+
+
 class TextKey(NamedTuple):
     """A text in a task family: what is tried once, however many outputs wrote it."""
 
@@ -448,17 +452,19 @@ def ahead(result: TrialResult) -> bool:
     return result.wins_with > result.wins_without
 
 
-def best_of_episodes(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[str]:
-    """The output about each episode that did best, by generation id: by the mean difference of its tried texts, the
-    first of equals."""
-    texts: dict[tuple[str, ...], dict[str, dict[TextKey, float]]] = defaultdict(lambda: defaultdict(dict))
+def best_of_episodes(asked: Iterable[Asked], results: Mapping[TextKey, TrialResult]) -> set[tuple[Episodes, TextKey]]:
+    """The texts of the output about each episode that did best, with the episode: by the mean difference of its tried
+    texts, the first of equals."""
+    texts: dict[Episodes, dict[str, dict[TextKey, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in asked:
         difference = difference_of(results[each.key]) if each.key in results else None
         if difference is not None:
             operation = each.operation
             texts[tuple(operation.episode_ids)][operation.generation_id][each.key] = difference
     return {
-        max(outputs, key=lambda name: sum(outputs[name].values()) / len(outputs[name])) for outputs in texts.values()
+        (episodes, key)
+        for episodes, outputs in texts.items()
+        for key in max(outputs.values(), key=lambda own: sum(own.values()) / len(own))
     }
 
 
@@ -478,7 +484,7 @@ def trials_of(
             continue
         difference = None if result is None else difference_of(result)
         passed = difference is not None and difference >= config.threshold
-        outdone = each.operation.generation_id not in best
+        outdone = (tuple(each.operation.episode_ids), each.key) not in best
         reason = UNTRIED if difference is None else FAILED if not passed else OUTDONE if outdone else "ok"
         rows.append(
             Trial(
