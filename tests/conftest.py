@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +35,7 @@ CHROMIUM_ARGUMENTS = [
 
 TOGETHER = ("flows", "study")
 """Folders whose tests share a server, or a study that one command at a time may have."""
+ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 DESK = ("tests/browser/test_buttons.py", "tests/browser/test_operation_in_browser.py")
 """Files that share one `make ui`, which takes a minute to start."""
 LONG = (
@@ -105,6 +107,13 @@ class Watch:
 def folder(nodeid: str) -> str:
     """Of a test, the folder below `tests`."""
     return nodeid.split("/")[1]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which every test is slow is not imported where slow ones are left out."""
+    if "not slow" in config.option.markexpr and collection_path.suffix == ".py":
+        return True if ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

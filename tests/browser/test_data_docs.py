@@ -15,10 +15,11 @@ from crl.validation.round import validate_rounds
 from tests.browser.opened import Opened
 from tests.unit.report.builder import build_run
 
+pytestmark = pytest.mark.slow
+
 TINY = Path(__file__).parents[2] / "conf" / "tiny.yaml"
 
 
-@pytest.mark.slow
 def test_they_load_nothing_and_lead_from_page_to_page(browser: Any, tmp_path: Path) -> None:
     run = build_run(RunDirectory.create_or_open(load_experiment(TINY), tmp_path).path)
     validate_rounds(run)

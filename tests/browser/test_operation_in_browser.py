@@ -17,6 +17,8 @@ from tests.browser.screen import Screen
 from tests.processes import scaled
 from tests.tiny_run import CONFIG, NAME, ROUNDS, SETTINGS, digests
 
+pytestmark = pytest.mark.slow
+
 READY_SECONDS = 90
 """`make ui` is ready within this time after installation."""
 FORM_HEIGHT = 2600
@@ -35,7 +37,6 @@ SHOWN = {
 """Texts of the newest version of each artifact."""
 
 
-@pytest.mark.slow
 def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk: OpenUi) -> None:
     assert 0 <= desk.ready_seconds < scaled(READY_SECONDS)
     screen.open("/deployments")

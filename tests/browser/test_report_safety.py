@@ -21,6 +21,8 @@ from tests.browser.opened import Opened
 from tests.unit.report import builder
 from tests.unit.report.builder import write_stage
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "<script>window.broken = 1</script>", "</script><script>window.broken = 1</script>", "<!-- <script>", "]]>",
     '"><img src=x onerror="window.broken = 1">', "' onmouseover='window.broken = 1", "a\u2028b\u2029c",
@@ -75,7 +77,6 @@ def hostile_run(path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_what_others_wrote_stays_text(
     show: Callable[..., Opened],
     tmp_path: Path,
@@ -109,7 +110,6 @@ def _useful(uses: list[EntryUse]) -> Usefulness:
     return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], uses, [], 0)
 
 
-@pytest.mark.slow
 def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:
     """The second line of defense: a script that got into the page would not run and could send nothing."""
     path = write_report(finished, tmp_path / "page.html")

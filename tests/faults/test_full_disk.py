@@ -15,6 +15,8 @@ from crl.run.directory import RunDirectory
 from tests.faults.disks import fill, small_disk
 from tests.tiny_run import NAME, ROUNDS, crl, cut_back, digests, experiment, leftovers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(name="small_disk")
 def _small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -23,7 +25,6 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "leave"), [("update_actor", 120_000), ("collect", 50_000), ("update_extractor", 1_200_000)]
 )
@@ -52,7 +53,6 @@ def test_it_fills_in_the_middle_of_a_stage(finished: Path, small_disk: Path, sta
     assert verify(path) == []
 
 
-@pytest.mark.slow
 def test_without_a_single_free_block_nothing_begins(finished: Path, small_disk: Path) -> None:
     path = small_disk / NAME
     shutil.copytree(finished, path)
@@ -69,7 +69,6 @@ def test_without_a_single_free_block_nothing_begins(finished: Path, small_disk: 
     assert leftovers(path) == []
 
 
-@pytest.mark.slow
 def test_the_command_tries_again_and_then_says_what_to_do(finished: Path, small_disk: Path) -> None:
     path = small_disk / NAME
     shutil.copytree(finished, path)

@@ -14,6 +14,8 @@ from tests.faults.killing import KilledRun, killed_run
 from tests.recipe_runs import OTHERS
 from tests.tiny_run import ROUNDS, digests, leftovers
 
+pytestmark = pytest.mark.slow
+
 SEED = int(os.environ.get("CRL_KILL_SEED", "20260317"))
 KILLS = 30
 KILLS_OF_OTHERS = 6
@@ -62,7 +64,6 @@ def test_killed_thirty_times_in_all_stages(finished: Path, tmp_path: Path) -> No
         assert len({kill.split()[0] for kill in run.kills}) == len(run.stages)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", OTHERS)
 def test_other_recipes_killed_at_random_moments_of_two_rounds_and_after_chosen_stages(
     run_of: Callable[[str], Path], tmp_path: Path, recipe: str
@@ -81,7 +82,6 @@ def test_other_recipes_killed_at_random_moments_of_two_rounds_and_after_chosen_s
         assert any(kill.endswith(("engine", "both")) for kill in run.kills), "an engine was there to be killed"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["flow", "both"])
 def test_a_killed_flow_of_prefect_leaves_no_process_behind(finished: Path, tmp_path: Path, whom: str) -> None:
     with killed_run(tmp_path / "runs", finished, rounds=1, seed=SEED) as run:

@@ -14,6 +14,8 @@ from tests.doors import FAMILIES, write_family
 from tests.faults.killing import killed_run
 from tests.tiny_run import ROUNDS, crl, digests, leftovers, train
 
+pytestmark = pytest.mark.slow
+
 CHANGES = {
     "method__families__0": "{name: doors, environment: {kind: 'tests.doors:Doors', max_turns: 4}, groups: 2, "
     "evaluation_seeds: {start: 1000000, count: 2}}",
@@ -26,7 +28,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_tools_and_thoughts_killed_and_resumed(kind: str, tmp_path: Path) -> None:
     model = write_family(kind, tmp_path / "model")

@@ -20,6 +20,8 @@ from tests.faults.mishaps import Mishap
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT, ROUNDS, command, crl, cut_back, digests, environment, leftovers, train
 
+pytestmark = pytest.mark.slow
+
 HELD = ("update_actor", "collect", "update_extractor")
 """Stages that the first process is in when it falls asleep."""
 LEASE_SECONDS = 3600
@@ -57,7 +59,6 @@ def _pretend_elsewhere(run_path: Path) -> None:
     (run_path / LEASE).write_bytes(moved.sealed().render())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "stage"),
     [(("plan" if stage == "collect" else "update_actor", stage), stage) for stage in HELD],

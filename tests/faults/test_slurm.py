@@ -14,6 +14,8 @@ from tests.processes import kill
 from tests.slurm import End, Slurm, address_here
 from tests.unit.engine.harness import RECIPE
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = tiny_run.ROOT / "deploy/slurm/train.sbatch"
 
 
@@ -31,7 +33,6 @@ def complete(path: Path, number: int, stage: str) -> Callable[[], bool]:
     return lambda: (path / f"rounds/{number:04d}/{stage}").is_dir()
 
 
-@pytest.mark.slow
 def test_a_job_that_is_ended_in_every_way_makes_the_rounds_that_were_asked_for(
     slurm: Slurm, copied: Path, finished: Path
 ) -> None:
@@ -53,7 +54,6 @@ def test_a_job_that_is_ended_in_every_way_makes_the_rounds_that_were_asked_for(
     assert code == 0 and "nothing to do" in said and tiny_run.digests(copied) == tiny_run.digests(finished)
 
 
-@pytest.mark.slow
 def test_a_controller_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
     slurm = Slurm(tmp_path / "slurm", os.environ, tmp_path)
     (tmp_path / "slurm/bin/crl").write_text("#!/bin/bash\n[[ -e begun ]] || { touch begun; sleep 60; }\n")
@@ -65,7 +65,6 @@ def test_a_controller_that_does_not_answer_at_first_is_asked_again(tmp_path: Pat
     assert (code, slurm.starts) == (0, 2), said
 
 
-@pytest.mark.slow
 def test_a_canceled_job_and_one_that_failed_do_not_begin_again(slurm: Slurm, copied: Path) -> None:
     words = (str(tiny_run.CONFIG), "1", "--no-prefect", *tiny_run.options())
     code, said = slurm.sbatch(SCRIPT, *words, ends=[(complete(copied, 1, "plan"), End.canceled)])
@@ -74,7 +73,6 @@ def test_a_canceled_job_and_one_that_failed_do_not_begin_again(slurm: Slurm, cop
     assert code != 0 and slurm.starts == 1 and "What to do" in said
 
 
-@pytest.mark.slow
 def test_three_machines_play_on_one_dask_cluster_with_the_digests_of_one(tmp_path: Path) -> None:
     """A scheduler, three workers and the run, on stages without models; ended and begun again in its second round."""
     pytest.importorskip("prefect_dask")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 def test_train_with_prefect_and_look_at_what_was_made(tmp_path: Path) -> None:
     environment = {
         **os.environ, "CRL_RUNS": str(tmp_path / "runs"), "PREFECT_HOME": str(tmp_path / "prefect"),

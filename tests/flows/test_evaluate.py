@@ -21,6 +21,8 @@ from flows.evaluate import ARTIFACT_KEY, evaluate
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT, ROUNDS, digests, experiment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run_path(copied: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -30,7 +32,6 @@ def run_path(copied: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch
     return copied
 
 
-@pytest.mark.slow
 def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -> None:
     before = digests(run_path)
     rows = evaluate(run_path.name, round=1, seeds={"start": 3_000_000, "count": 3})
@@ -49,7 +50,6 @@ def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -
     assert "without bank" in artifact.data and artifact.description == f"Held-out seeds, round 1 of {run_path.name}"
 
 
-@pytest.mark.slow
 def test_the_form_takes_what_the_command_takes(run_path: Path) -> None:
     split = experiment().method.families[0].evaluation_seeds
     [row] = evaluate(run_path.name, tasks=["lake"], episodes=split.count + 1, conditions=["without"])
@@ -65,7 +65,6 @@ def test_the_form_takes_what_the_command_takes(run_path: Path) -> None:
     assert refused.is_failed() and "no task 'sea'" in refused.message and "lake" in refused.message
 
 
-@pytest.mark.slow
 def test_an_error_says_why(run_path: Path) -> None:
     state = evaluate(run_path.name, round=99, return_state=True)
     assert state.is_failed() and "round 99" in state.message and "BadInput" in state.message
@@ -74,7 +73,6 @@ def test_an_error_says_why(run_path: Path) -> None:
     assert "there is no run" in evaluate("nobody", return_state=True).message
 
 
-@pytest.mark.slow
 def test_a_cancelled_evaluation_ends_with_its_process(run_path: Path) -> None:
     """Cancel in the UI sends SIGTERM to the process of the flow run."""
     variables = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}

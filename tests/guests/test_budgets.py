@@ -17,6 +17,7 @@ from crl.lab.study.table import interval_text, study_markdown, tables
 from crl.recipes.dreamgym.rows import Transition
 from crl.recipes.erl.rows import Reflection
 from crl.records import Distillation, Episode, Generation
+from tests.marks import sampled
 from tests.recipes.dreamgym import dreamgym_played
 from tests.recipes.erl import erl_played
 
@@ -169,7 +170,7 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
         assert used.real > 0 and any(row.stream == "synthetic" for row in episodes) == (name == "dream")
 
 
-@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("memory", sampled([True, False], 2))
 def test_of_reflections_those_without_form_are_malformed_and_none_says_return(tmp_path: Path, memory: bool) -> None:
     played = erl_played.played(tmp_path, 1, **({} if memory else {"method__recipe__memory": None}))
     codes = [row.reason_code for row in played.rows(Reflection, "reflect", 1)]

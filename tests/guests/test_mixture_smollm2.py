@@ -14,6 +14,8 @@ from crl.records import Episode, Turn
 from crl.rounds.recipe import recipe_of
 from tests.learning.harness import rows, train
 
+pytestmark = pytest.mark.slow
+
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDS = 2
 CUT: dict[str, Any] = {
@@ -29,7 +31,6 @@ CUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_every_task_is_played_in_form_and_every_row_holds_its_rules(tmp_path: Path) -> None:
     pytest.importorskip("minihack")
     loaded = load_experiment(CONF / "mixture.yaml", CUT)

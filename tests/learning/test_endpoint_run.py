@@ -18,10 +18,11 @@ from tests.fake_vllm import serving
 from tests.learning.harness import rows
 from tests.learning.test_token_exactness import EXPERIMENT
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-nowhere-to-be-found"
 
 
-@pytest.mark.slow
 def test_a_frozen_extractor_writes_a_bank_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
     data = yaml.safe_load(EXPERIMENT)

@@ -16,6 +16,8 @@ from tests.fake_vllm import serving
 from tests.learning.harness import rows, share, train
 from tests.learning.miniature import write_miniature
 
+pytestmark = pytest.mark.slow
+
 ROUNDS, TRUTHFUL = 14, 0.9
 EXPERIMENT = """
 name: judged
@@ -53,7 +55,6 @@ def nine_of_ten(body: Any) -> tuple[int, Any]:
     return 200, {"choices": [said]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_shrines_rise_by_a_judge_that_lies_in_one_of_ten_cases(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

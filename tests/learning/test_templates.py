@@ -13,6 +13,8 @@ from crl.errors import BadInput
 from crl.policies.chat import ChatFormat
 from tests.unit.policies.families import FAMILIES, TRL, tokenizer_of
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "templates.csv"
 """Made by this test with CRL_WRITE_MODELS=1."""
 NAMES = ["family", "text", "template", "earlier turns", "tools"]
@@ -29,7 +31,6 @@ def line(family: str) -> list[str]:
     return [family, text, "own", turns, "native" if chat.takes_tools else "in the prompt"]
 
 
-@pytest.mark.slow
 def test_the_table_of_templates_is_current() -> None:
     made_with, lines = [f"trl {version('trl')}"], [line(family) for family in FAMILIES]
     if os.environ.get("CRL_WRITE_MODELS"):

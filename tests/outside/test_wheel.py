@@ -24,6 +24,8 @@ import pytest
 from tests.processes import PATIENCE_SECONDS, client_of, free_port, wait_until
 from tests.tiny_run import ROOT
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = ("conf", "data", "prefect.yaml")
 TREE = ("crl", "flows", "tasks", *SHIPPED, "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 PAGE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
@@ -126,7 +128,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     return Installed(folder)
 
 
-@pytest.mark.slow
 def test_everything_that_it_runs_comes_from_the_wheel(installed: Installed) -> None:
     program = (
         "import json, crl, flows, tasks; from crl.paths import shipped; from crl.worlds.swe.library import libraries;"
@@ -145,7 +146,6 @@ def test_everything_that_it_runs_comes_from_the_wheel(installed: Installed) -> N
             assert (shipped / path.relative_to(ROOT)).read_bytes() == path.read_bytes(), path
 
 
-@pytest.mark.slow
 def test_a_stranger_trains_queries_and_takes_the_agent_away(installed: Installed) -> None:
     assert installed.crl("--version").startswith("crl ")
     assert "there are no runs" in installed.crl("list")

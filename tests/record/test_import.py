@@ -34,6 +34,7 @@ from crl.transfer import FORMATS, Format
 from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import Gathered, gather
 from crl.transfer.take import Taken, take
+from tests.marks import sampled
 from tests.tiny_run import ROOT, digests, leftovers
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment, sha
 
@@ -79,7 +80,7 @@ def taken(
     return take(run, recipe_of(run.method), bank, families)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sampled(FORMATS, 3))
 def test_an_export_comes_back_as_it_was(source: Source, tmp_path: Path, format: Format) -> None:
     bank = source.bank(embeddings=format != "jsonl")
     provenance = write_folder(bank, tmp_path / "out", format)

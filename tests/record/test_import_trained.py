@@ -14,11 +14,12 @@ from crl.report.why import why
 from crl.run.directory import RunDirectory
 from tests.tiny_run import CONFIG, ROUNDS, crl, digests, options
 
+pytestmark = pytest.mark.slow
+
 # With experience to begin with there is nothing to warm up, and a round is quick.
 SETTINGS = {"method__recipe__warm_start": "null", "method__evaluation__every": 0}
 
 
-@pytest.mark.slow
 def test_a_round_is_trained_with_an_imported_bank(finished: Path, tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     overrides = [f"--set={pair}" for pair in options(**SETTINGS)[1::2] if "warm_start." not in pair]

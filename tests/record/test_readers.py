@@ -27,6 +27,8 @@ from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from tests.processes import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MOST_ROUNDS = 2000
 SIZE = Size(entries=30, changes=6, merges=1, capacity=12, groups=4, members=4, candidates=4, tokens=4, seeds=1)
@@ -142,7 +144,6 @@ def enough(note: Path) -> bool:
     return seen["rounds"] > 2 and seen["joined"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "ways"),
     [

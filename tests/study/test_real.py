@@ -12,10 +12,11 @@ from crl.lab.study.config import load_study
 from crl.report.views import query
 from tests.tiny_run import ROOT, crl, digests
 
+pytestmark = pytest.mark.slow
+
 STUDY = "conf/study/tiny.yaml"
 
 
-@pytest.mark.slow
 def test_a_study_of_real_runs(tmp_path: Path) -> None:
     runs, study = tmp_path / "runs", load_study(ROOT / STUDY)
     # Begun with one arm and seed only; the whole study then finds that run finished.

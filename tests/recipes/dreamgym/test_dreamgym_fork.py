@@ -20,6 +20,8 @@ from tests.marks import sampled
 from tests.recipes.dreamgym.dreamgym_played import DreamServices, experiment
 from tests.unit.recipes.branched import begun, changed, digests, experiment_of, play, services_of
 
+pytestmark = pytest.mark.slow
+
 ONE_FIT = {"recipe__explore__every": 0}
 TAUGHT: dict[str, Any] = {
     "recipe__fit__reasoning": "teacher",
@@ -47,7 +49,6 @@ def streams(run: RunDirectory, number: int) -> set[str]:
     return {row.stream for row in rows_of(Episode, run.read(number, "collect", Episode))}
 
 
-@pytest.mark.slow
 def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> None:
     parent = finished(tmp_path, 1, recipe__synthetic_share=0.0)
     child = forked(parent, 1, tmp_path, recipe__synthetic_share=0.75, recipe__explore__every=2)
@@ -65,7 +66,6 @@ def explored(run: RunDirectory, number: int) -> tuple[int, set[str]]:
     return len(episodes), {row.policy for row in rows_of(Transition, run.read(number, "explore", Transition))}
 
 
-@pytest.mark.slow
 def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> None:
     parent = finished(tmp_path, 1, recipe__synthetic_share=0.0)
     child = forked(parent, 1, tmp_path, recipe__synthetic_share=0.75, recipe__explore__every=1)
@@ -82,7 +82,6 @@ def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> N
     assert metrics.tokens[2] - metrics.tokens[1] == sum(drawn), "nobody sampled what was played at random"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.4, 0.1])
 def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     parent = finished(tmp_path, 1)
@@ -92,7 +91,6 @@ def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("turns", [0, 3])
 def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: int) -> None:
     parent = finished(tmp_path, 1)
@@ -102,7 +100,6 @@ def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: 
     forked(parent, 0, tmp_path, "again", recipe__predict__history=turns)  # nothing was played yet
 
 
-@pytest.mark.slow
 def test_a_fork_applies_its_own_floors_to_the_last_metrics(tmp_path: Path) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
     child = forked(parent, 1, tmp_path, recipe__truth__min_observation_accuracy=1.0)
@@ -122,7 +119,6 @@ def test_a_fork_applies_its_own_floors_to_the_last_metrics(tmp_path: Path) -> No
     assert streams(child, 2) == {"real"}, "what is not played in need not be true"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", sampled([1, 0], 2))
 def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path, number: int) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
@@ -133,7 +129,6 @@ def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path, 
     assert "credit" in read and "validate" not in read, "the plan of the round with the fit has applied these floors"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "change"),
     [
@@ -177,7 +172,6 @@ def test_a_teacher_is_asked_once_about_whatever_a_fit_learns(
     assert any(row.output.startswith("Reasoning: because it is so") for row in learned)
 
 
-@pytest.mark.slow
 def test_kept_rollouts_keep_the_fit_that_they_were_played_in(tmp_path: Path) -> None:
     made = experiment(method__recipe__explore__every=1)
     parent = begun(tmp_path / "parent", made)

@@ -15,6 +15,8 @@ from crl.records import Episode, Generation, Metric, Turn
 from tests.recipes.dreamgym.dreamgym_played import DreamServices, experiment, played
 from tests.unit.recipes.played import Played
 
+pytestmark = pytest.mark.slow
+
 
 class Blank:
     """A lake that shows nothing once a game is over, nor where a step led up."""
@@ -44,7 +46,6 @@ def metrics(run: Played, number: int) -> dict[str, Metric]:
     return {row.name: row for row in run.rows(Metric, "health", number)}
 
 
-@pytest.mark.slow
 def test_steps_to_a_blank_observation_are_counted(tmp_path: Path) -> None:
     made = experiment(method__recipe__synthetic_share=0.0)
     lake = Played(tmp_path / "lake", made, 1, DreamServices(made))
@@ -69,7 +70,6 @@ TAUGHT: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_the_tokens_of_a_round_are_counted_each_once_whatever_stage_took_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

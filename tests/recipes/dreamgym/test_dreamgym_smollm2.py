@@ -15,6 +15,8 @@ from crl.records import Episode, Generation
 from crl.rounds.recipe import recipe_of
 from tests.learning.harness import rows, train
 
+pytestmark = pytest.mark.slow
+
 CONF = Path(__file__).parents[3] / "conf"
 ROUNDS = 2
 CUT: dict[str, Any] = {
@@ -41,7 +43,6 @@ CUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_two_rounds_in_the_model_and_in_the_environment_hold_every_rule(tmp_path: Path) -> None:
     run = train(load_experiment(CONF / "dreamgym.yaml", CUT), tmp_path, ROUNDS)
     numbers = range(1, ROUNDS + 1)

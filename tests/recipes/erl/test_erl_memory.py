@@ -11,6 +11,8 @@ from crl.records import BankEvent, Retrieval, Task
 from tests.recipes.erl.erl_played import WORDS, experiment, paid, shown_at
 from tests.unit.recipes.played import Played
 
+pytestmark = pytest.mark.slow
+
 ROUNDS, TOP, THRESHOLD = 3, 2, 0.4
 
 
@@ -45,7 +47,6 @@ def vectors(texts: list[str]) -> np.ndarray:
     return np.asarray(LexicalEmbedder().embed(texts), dtype=np.float64)
 
 
-@pytest.mark.slow
 def test_the_nearest_of_ones_own_family_are_shown_as_many_as_are_asked_for_and_near_enough(run: Played) -> None:
     counts, left_out, nearer_elsewhere = set(), 0, 0
     for number in range(2, ROUNDS + 1):
@@ -68,7 +69,6 @@ def test_the_nearest_of_ones_own_family_are_shown_as_many_as_are_asked_for_and_n
     assert nearer_elsewhere > 0, "the other family has something nearer"
 
 
-@pytest.mark.slow
 def test_the_similarities_on_record_are_cosines_and_ranks_follow_them(run: Played) -> None:
     entries = entries_before(run, ROUNDS)
     seeds = {f"{row.episode_id}-a2": row.environment_seed for row in run.rows(Task, "plan", ROUNDS)}

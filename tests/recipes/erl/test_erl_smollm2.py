@@ -15,6 +15,8 @@ from crl.records import Episode, Evaluation, Generation, Sample, Turn, Weights
 from crl.rounds.recipe import recipe_of
 from tests.learning.harness import rows, train
 
+pytestmark = pytest.mark.slow
+
 CONF = Path(__file__).parents[3] / "conf"
 ROUNDS = 2
 CUT: dict[str, Any] = {
@@ -25,7 +27,6 @@ CUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_attempts_reflections_and_attempts_again_hold_every_rule(tmp_path: Path) -> None:
     loaded = load_experiment(CONF / "erl.yaml", CUT)
     run = train(loaded, tmp_path, ROUNDS)

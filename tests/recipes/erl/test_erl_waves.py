@@ -12,10 +12,11 @@ from crl.rollout.play import waves_of
 from crl.rounds.waves import together
 from tests.recipes.erl.erl_played import experiment, played
 
+pytestmark = pytest.mark.slow
+
 PROMPT = experiment().method.prompts["actor"].model_dump(mode="json")
 
 
-@pytest.mark.slow
 def test_waves_of_two_families_play_and_reflect_what_waves_of_one_do(tmp_path: Path) -> None:
     family = experiment().method.families[0].model_dump(mode="json")
     own = {"actor": {**PROMPT, "system": "Go. {actions}"}}

@@ -19,6 +19,8 @@ from crl.run.directory import RunDirectory
 from tests.marks import sampled
 from tests.unit.recipes.branched import changed, experiment_of, finished, play
 
+pytestmark = pytest.mark.slow
+
 
 def trains_an_extractor(parent: RunDirectory, round_number: int, root: Path, **changes: Any) -> RunDirectory:
     """A fork of a run of Experiential RL to `complementary`, whose batches of the extractor are full at once."""
@@ -33,7 +35,6 @@ def trains_an_extractor(parent: RunDirectory, round_number: int, root: Path, **c
     return fork(parent, round_number, made, root)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("revisions", "credit"), sampled([(1, "outcome"), (2, "other_tasks")], 2))
 def test_reflections_of_the_bank_are_used_and_credited_and_train_nobody(
     tmp_path: Path, revisions: int, credit: str
@@ -65,7 +66,6 @@ def collapse(run: RunDirectory, number: int) -> dict[str, float]:
     return {row.name: row.value for row in rows if row.name in counters() | {"collapsed"}}
 
 
-@pytest.mark.slow
 def test_a_collapse_that_the_recipe_cannot_show_is_not_inherited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from crl.records import Episode, Evaluation, Generation, Turn, Weights
 from crl.rounds.recipe import recipe_of
 from tests.learning.harness import rows, train
 
+pytestmark = pytest.mark.slow
+
 CONF = Path(__file__).parents[3] / "conf"
 ROUNDS = 2
 CUT: dict[str, Any] = {
@@ -28,7 +30,6 @@ CUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_five_variants_are_played_probed_and_evaluated_and_every_row_holds_its_rules(tmp_path: Path) -> None:
     loaded = load_experiment(CONF / "importance_replay.yaml", CUT)
     run = train(loaded, tmp_path, ROUNDS)

@@ -18,6 +18,8 @@ from crl.run.directory import RunDirectory
 from tests.recipes.importance_replay.replay_played import ReplayServices, experiment
 from tests.unit.recipes.branched import begun, changed, digests, experiment_of, play
 
+pytestmark = pytest.mark.slow
+
 EMBEDDED = {"recipe__weighting": "learned", "recipe__extractor__embedder": "lexical"}
 LEARNED = {f"method__{key}": value for key, value in EMBEDDED.items()}
 
@@ -44,7 +46,6 @@ def forked(parent: RunDirectory, root: Path, **changes: Any) -> RunDirectory:
     return fork(parent, 2, experiment_of(parent, "child", changed(parent.method, **changes)), root)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["uniform", "none"])
 def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighting: str) -> None:
     parent = finished(tmp_path / "parent", method__recipe__weighting=weighting)
@@ -60,7 +61,6 @@ def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighti
     assert rows_of(ExtractorTensor, child.read(4, "measure", ExtractorTensor)), "the network learned"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "where"),
     [
@@ -77,7 +77,6 @@ def test_a_network_of_another_shape_is_refused(
     assert not (tmp_path / "child").exists()
 
 
-@pytest.mark.slow
 def test_a_network_of_the_grandparent_counts_too(learned: RunDirectory, tmp_path: Path) -> None:
     even = forked(learned, tmp_path, recipe__weighting="uniform")
     again = {"recipe__weighting": "learned", "recipe__extractor__embedder": None}
@@ -85,7 +84,6 @@ def test_a_network_of_the_grandparent_counts_too(learned: RunDirectory, tmp_path
         fork(even, 2, experiment_of(even, "grandchild", changed(even.method, **again)), tmp_path)
 
 
-@pytest.mark.slow
 def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunDirectory, tmp_path: Path) -> None:
     def kept(**changes: Any) -> RunDirectory:
         made = experiment_of(learned, "child", changed(learned.method, **changes))

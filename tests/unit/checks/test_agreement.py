@@ -95,7 +95,7 @@ def test_every_row_type_has_examples() -> None:
     assert {row_type.table for row_type in ROW_TYPES} <= set(row_types()), "recipes of other tests may bring more"
 
 
-@pytest.mark.parametrize("row_type", sampled(ROW_TYPES, 10), ids=lambda row_type: row_type.table)
+@pytest.mark.parametrize("row_type", sampled(ROW_TYPES, 25), ids=lambda row_type: row_type.table)
 @settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_both_count_the_same_broken_rows(row_type: type[Row], data: st.DataObject) -> None:

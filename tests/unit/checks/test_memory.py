@@ -11,6 +11,8 @@ from crl.checks import check_tables, compiled
 from crl.records import table_of
 from tests.unit.checks import example_rows as examples
 
+pytestmark = pytest.mark.slow
+
 
 class _Mallinfo(ctypes.Structure):
     _fields_ = [
@@ -31,7 +33,6 @@ def _in_use() -> int:
     return int(library.mallinfo2().uordblks)
 
 
-@pytest.mark.slow
 def test_what_duckdb_keeps_of_a_query_goes_with_its_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_CHECKS_OF_A_DATABASE", 10)
     tables = {row_type: table_of(row_type, rows) for row_type, rows in examples.collect().items()}

@@ -21,6 +21,8 @@ from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_backgr
 from tests.tiny_run import ROOT, command, environment
 from tests.unit.engine.harness import RECIPE
 
+pytestmark = pytest.mark.slow
+
 Place = Callable[[], AbstractContextManager[None]]
 PREFECT = ["--no-prefect", pytest.param("--prefect", marks=pytest.mark.slow)]
 
@@ -65,7 +67,6 @@ def started(tmp_path: Path) -> Iterator[Callable[[Place, str], Training]]:
         training.process.communicate()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prefect", PREFECT)
 @pytest.mark.parametrize(
     ("place", "number", "code"),
@@ -88,7 +89,6 @@ def test_it_ends_in_order_and_says_how_to_go_on(
     assert RunDirectory.open(training.path).complete_stages(0) == ["prepare"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prefect", PREFECT)
 def test_in_the_background_ctrl_c_is_for_others(started: Callable[[Place, str], Training], prefect: str) -> None:
     training = started(as_in_the_background, prefect)
@@ -99,7 +99,6 @@ def test_in_the_background_ctrl_c_is_for_others(started: Callable[[Place, str], 
     assert RunDirectory.open(training.path).complete_stages(1) == ["draw", "spread", "learn", "total"]
 
 
-@pytest.mark.slow
 def test_a_closed_standard_output_is_no_traceback(room: Path) -> None:
     """`crl status room >&-`, and a reader that has seen enough."""
     command = f"{shlex.quote(sys.executable)} -m crl status {shlex.quote(str(room))}"

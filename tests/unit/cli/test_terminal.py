@@ -17,6 +17,8 @@ from crl.report.views import query
 from tests.marks import sampled
 from tests.tiny_run import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def on_a_terminal(*arguments: str, columns: int = 80, lines: int = 24, pager: str = "cat") -> list[str]:
     """The lines of `crl …`, without their colors."""
@@ -41,7 +43,6 @@ def on_a_terminal(*arguments: str, columns: int = 80, lines: int = 24, pager: st
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).replace("\r", "").splitlines()
 
 
-@pytest.mark.slow
 def test_a_wide_result_is_turned_on_its_side_with_every_id_whole(finished: Path) -> None:
     lines = on_a_terminal("sql", str(finished), "FROM evaluations ORDER BY evaluation_id")
     ids = [name for (name,) in query(finished, "SELECT evaluation_id FROM evaluations ORDER BY 1")[1]]
@@ -49,7 +50,6 @@ def test_a_wide_result_is_turned_on_its_side_with_every_id_whole(finished: Path)
     assert lines[-1] == f"{len(ids)} rows" and max(map(len, lines)) <= 80
 
 
-@pytest.mark.slow
 def test_a_narrow_result_is_a_table(finished: Path) -> None:
     lines = on_a_terminal(
         "sql", str(finished), "SELECT round, condition, won, games, low, high FROM success_by_condition"
@@ -57,7 +57,6 @@ def test_a_narrow_result_is_a_table(finished: Path) -> None:
     assert lines[0].split() == ["round", "condition", "won", "games", "low", "high"] and lines[1].split()[1] == "random"
 
 
-@pytest.mark.slow
 def test_what_is_longer_than_the_terminal_goes_to_the_pager(finished: Path) -> None:
     told = "SELECT round FROM turns WHERE round > 0 ORDER BY round"
     count = query(finished, "SELECT count(*) FROM turns WHERE round > 0")[1][0][0]
@@ -66,7 +65,6 @@ def test_what_is_longer_than_the_terminal_goes_to_the_pager(finished: Path) -> N
     assert len(on_a_terminal("sql", str(finished), told, lines=count + 10, pager="head -3")) == count + 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("columns", sampled([60, 80, 120], 3))
 def test_the_bank_is_listed_with_every_id_on_one_line(finished: Path, columns: int) -> None:
     lines = on_a_terminal("bank", "show", str(finished), columns=columns)

@@ -17,6 +17,8 @@ from tests.unit.engine.fake_recipe import PARTS
 from tests.unit.engine.harness import digests, make_driver
 from tests.unit.engine.test_driver import gone
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 10.0
 """Until an engine whose attempt has ended must be gone."""
 
@@ -46,7 +48,6 @@ def wait_until_gone(pid):
     wait_until(lambda: gone(pid), "the engine of the attempt is gone", SECONDS)
 
 
-@pytest.mark.slow
 def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_path):
     with make_driver(tmp_path / "plain") as driver:
         driver.run_rounds(1)
@@ -68,7 +69,6 @@ def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_pa
     assert ("shard-0", "next line") in lines and len(metrics) == PARTS
 
 
-@pytest.mark.slow
 def test_an_order_of_an_older_attempt_is_refused_and_nothing_is_committed(tmp_path):
     with make_driver(tmp_path, shards=2) as driver:
         order = orders_of(driver)[0]
@@ -80,7 +80,6 @@ def test_an_order_of_an_older_attempt_is_refused_and_nothing_is_committed(tmp_pa
         run_order(order)
 
 
-@pytest.mark.slow
 def test_a_part_that_is_overtaken_at_its_last_step_is_not_committed(tmp_path):
     with (
         pytest.raises(StaleAttempt),  # also from leaving the driver, which has lost its lease
@@ -93,7 +92,6 @@ def test_a_part_that_is_overtaken_at_its_last_step_is_not_committed(tmp_path):
         driver.run_stage(1, "spread")
 
 
-@pytest.mark.slow
 def test_a_part_whose_attempt_ends_meanwhile_is_ended_with_its_engine(tmp_path):
     marker, raised = tmp_path / "marker", []
     with make_driver(tmp_path / "runs", {"spread/0": ["sleep", str(marker)]}, shards=2) as driver:
@@ -117,7 +115,6 @@ def test_a_part_whose_attempt_ends_meanwhile_is_ended_with_its_engine(tmp_path):
         assert not driver.run.part_is_complete(1, "spread", 0)
 
 
-@pytest.mark.slow
 def test_an_idle_engine_goes_when_its_attempt_ends_and_a_killed_one_is_replaced(tmp_path):
     marker = tmp_path / "marker"
     with make_driver(tmp_path / "runs", {"spread/0": ["kill_once", str(marker)]}, shards=2) as driver:

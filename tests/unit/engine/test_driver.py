@@ -103,7 +103,7 @@ def test_manifest_lists_what_a_stage_and_its_parts_read(quiet):
     assert quiet.manifest(1, "total").provenance["attempt"] == 1
 
 
-@pytest.mark.parametrize("stage", ["draw", "spread/2", pytest.param("learn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", sampled(["draw", "spread/2", "learn"], 3))
 def test_a_killed_engine_is_replaced_and_the_digests_are_those_of_an_undisturbed_run(
     tmp_path, undisturbed, seen, stage
 ):

@@ -9,6 +9,8 @@ import pytest
 from crl.errors import DataCheckFailed
 from tests.unit.engine.harness import digests, make_driver
 
+pytestmark = pytest.mark.slow
+
 FEW = {"type": "expect_table_row_count_to_be_between", "kwargs": {"max_value": 1}}
 MANY = {"type": "expect_table_row_count_to_be_between", "kwargs": {"max_value": 1000}}
 
@@ -17,7 +19,6 @@ def own(expectation: dict[str, object]) -> dict[str, object]:
     return {"metrics": {"expectations": [expectation]}}
 
 
-@pytest.mark.slow
 def test_a_rule_that_fails_stops_the_stage_and_one_that_holds_changes_no_digest(
     tmp_path: Path, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

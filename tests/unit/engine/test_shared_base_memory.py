@@ -16,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from crl.policies import resolve_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 ROUND = """
 import dataclasses, sys, torch, peft, deepspeed
@@ -70,7 +72,6 @@ def peak(base: Path, what: str, root: Path) -> float:
     return float(subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()[-1])
 
 
-@pytest.mark.slow
 def test_two_roles_on_one_base_take_hardly_more_than_one(tmp_path: Path) -> None:
     """Of the proportions of Qwen2.5-1.5B, a third as wide and as deep, in bfloat16."""
     config = LlamaConfig(

@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 LOADING = """
 import sys, torch, peft, deepspeed
@@ -44,7 +46,6 @@ def peak(base: Path, what: str, adapter: Path) -> float:
     return float(subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()[-1])
 
 
-@pytest.mark.slow
 def test_a_bfloat16_base_with_an_adapter_takes_little_more_than_its_file(tmp_path):
     """The proportions of Qwen2.5-1.5B, a fifth as wide and a quarter as deep, in two files."""
     config = LlamaConfig(

@@ -17,6 +17,8 @@ from crl.records import Sample
 from crl.run.guardian import STORE_VARIABLE, on_loopback
 from tests.processes import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import os, pickle, sys
 from pathlib import Path
@@ -129,7 +131,6 @@ def alone(base_model: Path, samples: list[Sample], tmp_path_factory: pytest.Temp
     return run(base_model, samples, tmp_path_factory.mktemp("alone") / "one", 0, 1)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_two_ranks_make_the_step_of_one(
     base_model: Path, samples: list[Sample], alone: list[dict[str, Any]], tmp_path: Path, stage: int
@@ -157,7 +158,6 @@ def test_two_ranks_make_the_step_of_one(
     assert files == {"engine.json"} | shards
 
 
-@pytest.mark.slow
 def test_weights_that_are_divided_while_they_load_are_those_that_load_whole(
     base_model: Path, samples: list[Sample], tmp_path: Path
 ) -> None:

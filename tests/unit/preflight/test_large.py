@@ -12,10 +12,11 @@ from benchmarks.made_model import Shape, write_model
 from crl.policies.machine import computes_bfloat16
 from crl.preflight.shapes import shape_of
 
+pytestmark = pytest.mark.slow
+
 _NEEDED = 14e9 if computes_bfloat16() else 20e9
 
 
-@pytest.mark.slow
 def test_a_round_of_a_billion_parameters_needs_what_was_estimated(tmp_path: Path) -> None:
     if psutil.virtual_memory().available < _NEEDED:
         pytest.skip(f"needs {_NEEDED / 1e9:.0f} GB of free memory")

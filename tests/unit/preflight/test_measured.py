@@ -17,6 +17,8 @@ from crl.preflight.shapes import shape_of
 from tests.tiny_run import ROOT
 from tests.unit.preflight.measured import READ_TOKENS, ROWS
 
+pytestmark = pytest.mark.slow
+
 UPDATE = {"context": 512, "deepspeed": {"micro_batch": 2}}
 LORA = {"lora": {"r": 16}}
 KEPT = {"deepspeed": {"micro_batch": 2, "gradient_checkpointing": True}}
@@ -71,7 +73,6 @@ def measured(models: Path) -> dict[str, int]:
     return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_within_fifteen_percent_of_the_estimate(case: str, models: Path, measured: dict[str, int]) -> None:

@@ -9,8 +9,9 @@ import pytest
 from crl.records import Episode, Evaluation
 from tests.unit.recipes.played import SETTINGS, Played, experiment
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_rounds_from_the_change_on_are_played_and_evaluated_with_it(tmp_path: Path) -> None:
     lake = SETTINGS["method.families.0.environment"]
     family = {

@@ -171,7 +171,7 @@ def test_a_role_that_is_no_longer_trained_keeps_the_weights_of_the_round(
         ("complementary", {"roles__extractor__lora": {}}, "those of lora None"),
         ("complementary", {"roles__actor__optimizer__kind": "sgd"}, "optimizer.kind adamw, not sgd"),
         ("complementary", {"recipe__retrieval__embedder": "hashed"}, "vectors are those of the embedder lexical"),
-        ("overlap", {"overlap": False}, None),
+        pytest.param("overlap", {"overlap": False}, None, marks=pytest.mark.slow),
         ("complementary", {"overlap": True}, None),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_pruned_checkpoint_is_no_damage(parents: Mapping[str, RunDirectory], t
     assert not problems_of(child, recipe_in(child))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PLAYED if kind in ROUNDS])
+@pytest.mark.parametrize("kind", sampled([kind for kind in PLAYED if kind in ROUNDS], 4))
 def test_nothing_is_played_again_and_what_follows_is_made_by_the_changed_method(
     parents: Mapping[str, RunDirectory], tmp_path: Path, kind: str
 ) -> None:

@@ -42,6 +42,8 @@ from tests.learning.harness import rows
 from tests.recipe_runs import HERE
 from tests.unit.recipes.test_asking_run import Script
 
+pytestmark = pytest.mark.slow
+
 # Where MiniHack is not installed a small lake stands in: six tasks all the same.
 ROOM = (
     "{kind: minihack, id: MiniHack-Room-Random-5x5-v0, max_turns: 2, held_out_moves: 1}"
@@ -159,7 +161,6 @@ def records(run: RunDirectory, stage: str = "collect") -> dict[str, Generation]:
     return {row.generation_id: row for row in rows(run, Generation, stage, BOTH)}
 
 
-@pytest.mark.slow
 def test_every_task_has_groups_of_its_size_and_is_trained(run: RunDirectory) -> None:
     played = episodes(run)
     sizes = Counter((each.round, each.family, each.group) for each in played)
@@ -174,12 +175,10 @@ def test_every_task_has_groups_of_its_size_and_is_trained(run: RunDirectory) -> 
         assert rows(run, Weights, f"update_{role}", [ROUNDS])[0].updates > 0
 
 
-@pytest.mark.slow
 def test_the_record_is_whole_and_every_row_holds_its_rules(run: RunDirectory) -> None:
     assert verify(run.path) == [] and not problems_of(run, recipe_of(run.method))
 
 
-@pytest.mark.slow
 def test_a_task_is_sampled_by_its_own_settings(run: RunDirectory) -> None:
     kept = records(run)
     longest: dict[str, int] = Counter()
@@ -194,7 +193,6 @@ def test_a_task_is_sampled_by_its_own_settings(run: RunDirectory) -> None:
     assert all(each.invalid_actions == 0 for each in by_family(episodes(run))["realm"])
 
 
-@pytest.mark.slow
 def test_a_task_has_its_own_prompts_and_shares_the_others(run: RunDirectory) -> None:
     played, kept = episodes(run), records(run)
     for each in played:
@@ -208,7 +206,6 @@ def test_a_task_has_its_own_prompts_and_shares_the_others(run: RunDirectory) -> 
         assert ("Write." in record.prompt) is ("-masked-" in name)
 
 
-@pytest.mark.slow
 def test_rewards_are_by_the_convention_of_the_task_and_the_raw_ones_are_kept(run: RunDirectory) -> None:
     raw = {each.episode_id: each.raw_reward for each in rows(run, RawReward, "collect", BOTH)}
     played = by_family(episodes(run))
@@ -225,7 +222,6 @@ def test_rewards_are_by_the_convention_of_the_task_and_the_raw_ones_are_kept(run
     assert all(each.reward == each.success for each in held_out if each.family in ("masked", "shrine"))
 
 
-@pytest.mark.slow
 def test_an_environment_without_a_limit_ends_at_that_of_its_task(run: RunDirectory) -> None:
     walks = by_family(episodes(run))["endless"]
     assert all(each.turns <= 2 for each in walks) and "turn_limit" in {each.stop_reason for each in walks}
@@ -234,7 +230,6 @@ def test_an_environment_without_a_limit_ends_at_that_of_its_task(run: RunDirecto
     assert all(each.turns <= 2 for each in rows(run, Evaluation, "evaluate", [ROUNDS]) if each.family == "endless")
 
 
-@pytest.mark.slow
 def test_what_is_shared_is_searched_by_those_that_share_it(run: RunDirectory) -> None:
     bank = recorded_bank(run, recipe_of(run.method), 1)
     family_of = dict(zip(bank.table["entry_id"].to_pylist(), bank.table["family"].to_pylist(), strict=True))
@@ -246,7 +241,6 @@ def test_what_is_shared_is_searched_by_those_that_share_it(run: RunDirectory) ->
     assert found == {name: shared if name in shared else {name} for name in SIZES}
 
 
-@pytest.mark.slow
 def test_the_report_has_every_task_and_their_average(run: RunDirectory) -> None:
     tasks = newest_tasks(summarize(run.path))
     assert tasks is not None and tasks.names == sorted(SIZES)
@@ -259,7 +253,6 @@ def test_the_report_has_every_task_and_their_average(run: RunDirectory) -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_run_that_goes_on_makes_the_same_record(run: RunDirectory) -> None:
     def digests() -> dict[tuple[int, str], str]:
         return {(n, s): run.manifest(n, s).digest for n in run.rounds() for s in run.complete_stages(n)}

@@ -12,10 +12,11 @@ from crl.records import Episode, Operation
 from tests.learning.harness import rows, train
 from tests.tiny_run import ROOT
 
+pytestmark = pytest.mark.slow
+
 EPISODES = 24
 
 
-@pytest.mark.slow
 def test_a_family_is_guided_by_what_was_written_about_it(tmp_path: Path) -> None:
     changes = {
         "method.families": [

@@ -17,6 +17,8 @@ from benchmarks.made_run import Size, make
 from crl.report.views import CATALOG, write_catalog
 from tests.unit.report.builder import build_run
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = ("1.0.0", "1.1.3", "1.2.2", "1.3.2", "1.4.4", "1.5.6")
 STRANGE = "räks [a]* 100% #1 'quoted'?"
 BROKEN = {
@@ -73,7 +75,6 @@ def answers(catalog: Path, client: Path | None = None) -> tuple[str, dict[str, l
     return version, found
 
 
-@pytest.mark.slow
 def test_all_views_answer_in_every_client_alike(
     run: Path, client: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -93,7 +94,6 @@ def test_all_views_answer_in_every_client_alike(
     assert [len(found[name]) for name in ('"broken_games"', '"timings"', '"episodes"', '"lineage"')] == [2, 1, 8, 3]
 
 
-@pytest.mark.slow
 def test_no_client_gets_another_run_or_half_a_bank(run: Path, client: Path, tmp_path: Path) -> None:
     first = Path(shutil.copytree(run, tmp_path / "first"))
     write_catalog(first)
@@ -112,7 +112,6 @@ def test_no_client_gets_another_run_or_half_a_bank(run: Path, client: Path, tmp_
 names = st.text(st.characters(exclude_characters="/\\", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
 
 
-@pytest.mark.slow
 @example(STRANGE)
 @given(names.filter(lambda name: name not in (".", "..")))
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -124,7 +123,6 @@ def test_a_catalog_below_a_folder_of_any_name(tmp_path_factory: pytest.TempPathF
         assert opened.execute("SELECT count(*) FROM distillations").fetchall() == [(3,)]
 
 
-@pytest.mark.slow
 def test_what_the_catalog_says_without_its_cache(run: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(run, tmp_path / "run"))
     write_catalog(path)

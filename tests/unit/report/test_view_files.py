@@ -84,7 +84,7 @@ def _tables(run: Path) -> list[Any]:
         return [(row["event_id"], row["round"]) for row in tables.select(BankEvent, ["event_id", "round"])]
 
 
-@pytest.mark.parametrize("read", sampled([_asked, _connected, _catalog, _tables], 2))
+@pytest.mark.parametrize("read", sampled([_asked, _connected, _catalog, _tables], 4))
 def test_what_lies_beside_the_record_belongs_to_no_view(tmp_path: Path, read: Callable[[Path], list[Any]]) -> None:
     run = build_run(tmp_path / "run")
     before = read(run)

@@ -25,6 +25,7 @@ from crl.protocols import Reading, Sampled
 from crl.records import SERVER, TRAINER, BehaviorLogprobs, Generation, Metric, Sample, Weights
 from crl.report.views import query, write_catalog
 from crl.rounds.recipe import recipe_of
+from tests.marks import sampled
 from tests.unit.recipes.played import Played, Policy, Services, Session, act, experiment, write
 from tests.unit.run.killed import run_killed
 
@@ -164,7 +165,7 @@ def test_a_rule_holds_what_the_rows_say(tmp_path: Path) -> None:
         Played(tmp_path, made, 1, services)
 
 
-@pytest.mark.parametrize("role", ["actor", "extractor"])
+@pytest.mark.parametrize("role", sampled(["actor", "extractor"], 2))
 def test_killed_in_the_middle_of_the_stage_and_resumed_it_is_the_run_that_nobody_disturbed(
     run: Played, tmp_path: Path, role: str
 ) -> None:

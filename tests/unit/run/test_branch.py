@@ -94,7 +94,7 @@ def test_without_hard_links_files_are_copied(tmp_path: Path, monkeypatch: pytest
     assert inodes[0] == inodes[1] != inodes[2]
 
 
-@pytest.mark.parametrize("kill_at", sampled([1, 4, 9, 17, 26, 40, 55], 3))
+@pytest.mark.parametrize("kill_at", sampled([17, 1, 4, 9, 26, 40, 55], 7))
 def test_killed_at_any_file_operation_there_is_no_run_or_a_whole_one(tmp_path: Path, kill_at: int) -> None:
     finished_run(tmp_path, 2)
     assert not run_killed(jobs.fork_after_first_round, tmp_path, kill_at=kill_at)

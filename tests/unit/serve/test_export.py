@@ -59,7 +59,7 @@ def test_exporting_twice_gives_equal_files_and_no_place_of_this_machine(
             assert place.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("kill_at", sampled([1, 2, 5, 9, 13, 17, 21, 26, 31, 36, 42, 48], 6))
+@pytest.mark.parametrize("kill_at", sampled([21, 1, 2, 5, 9, 13, 17, 26, 31, 36, 42, 48], 12))
 def test_killed_at_any_step_there_is_no_folder_or_a_whole_one(
     run: Played, exported: Path, tmp_path: Path, kill_at: int
 ) -> None:

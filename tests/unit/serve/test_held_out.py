@@ -25,12 +25,13 @@ from crl.serve import held_out
 from crl.serve.export import export_agent
 from crl.serve.folder import EPISODES, OfFolder
 from crl.serve.held_out import Comparison, digest_of, evaluate_folder
+from tests.marks import sampled
 from tests.unit.recipes.played import Played, Policy, act
 from tests.unit.serve.agents import CHANGES, ROUND, played
 from tests.unit.serve.test_export import changed
 
 
-@pytest.fixture(scope="module", params=CHANGES)
+@pytest.fixture(scope="module", params=sampled(CHANGES, 2))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
     return played(tmp_path_factory.mktemp("played"), request.param)
 

@@ -15,6 +15,8 @@ from crl.worlds.bridges.textworld import TextWorldConfig
 from tests.worlds.bridges.play import episodes
 from tests.worlds.bridges.test_same_play import elsewhere
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def textarena():
@@ -31,7 +33,6 @@ def textworld():
     return pytest.importorskip("textworld", reason="the extra textworld is not installed")
 
 
-@pytest.mark.slow
 def test_a_number_is_guessed(textarena):
     check_environment(TextArenaConfig())
     environment = TextArenaConfig().make()
@@ -55,7 +56,6 @@ def test_a_number_is_guessed(textarena):
         TextArenaConfig(id="TwentyQuestions-v0").make()
 
 
-@pytest.mark.slow
 def test_every_single_player_game_starts_or_is_refused(textarena):
     """Each id with its own name: what starts plays the same in another process."""
     from textarena.envs.registration import ENV_REGISTRY
@@ -80,7 +80,6 @@ def test_every_single_player_game_starts_or_is_refused(textarena):
             pytest.fail(f"{name}: {error}")
 
 
-@pytest.mark.slow
 def test_every_dataset_answers_itself_or_says_that_it_cannot(reasoning_gym):
     """The stored answer gets the full mark wherever the oracle gives one."""
     silent = set()
@@ -107,7 +106,6 @@ def house(textworld, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_a_made_game_is_won_by_its_own_policy_and_is_the_same_everywhere(house: Path):
     for commands, pattern in (("listed", "*.z8"), ("listed", "*.json"), ("free", "*.z8")):
         config = {"kind": "textworld", "games": f"{house}/{pattern}", "held_out_from": None, "commands": commands}
@@ -125,7 +123,6 @@ def test_a_made_game_is_won_by_its_own_policy_and_is_the_same_everywhere(house: 
         assert elsewhere(config, [*range(32, -1, -1)], 5) == first
 
 
-@pytest.mark.slow
 def test_a_json_alone_is_compiled(
     house: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):

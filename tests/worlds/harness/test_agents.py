@@ -27,6 +27,8 @@ from tests.scored import sequence_logprobs
 from tests.tiny_run import ROOT, command, crl, crl_here, digests, environment, leftovers
 from tests.worlds.openenv.test_openenv_rounds import installed
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent / "agents"
 ROUNDS = 2
 AGENTS = {"plain": ("openai", "openai"), "framework": ("pydantic_ai", "pydantic-ai-slim[openai]"), "shell": None}
@@ -74,7 +76,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.mark.slow
 def test_two_rounds_killed_in_the_middle_of_calls(agent: tuple[str, Path], bank: Path, tmp_path: Path) -> None:
     name, made = agent
     arguments = ["train", str(made), "--rounds", str(ROUNDS), "--no-prefect"]
@@ -150,7 +151,6 @@ def check_rows(path: Path, number: int) -> None:
         assert f"Turn {turn.turn + 1}:" in prompt and (turn.action or "").strip() in prompt
 
 
-@pytest.mark.slow
 def test_a_judge_may_say_what_a_program_is_worth(bank: Path, tmp_path: Path) -> None:
     text = (HERE / "experiment.yaml").read_text().replace("{agent}", "shell").replace("groups: 4", "groups: 2")
     rubric = "      reward: {judge: Right answers are good., mode: group}\n"
@@ -172,7 +172,6 @@ def test_a_judge_may_say_what_a_program_is_worth(bank: Path, tmp_path: Path) -> 
     assert {row.reason_code for row in verdicts} == {"ok"}
 
 
-@pytest.mark.slow
 def test_it_is_checked_before_any_work(tmp_path: Path) -> None:
     text = (HERE / "experiment.yaml").read_text().replace("{agent}", "shell")
     (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")

@@ -15,6 +15,8 @@ from crl.run.directory import RunDirectory
 from tests.learning.harness import rows
 from tests.tiny_run import ROOT, crl
 
+pytestmark = pytest.mark.slow
+
 STUDY = ROOT / "conf/study/minihack_room.yaml"
 ARMS, SEED, ROUNDS = ("complementary", "baseline"), 101, 2
 GROUPS, MEMBERS, HELD_OUT = 2, 8, 2
@@ -44,7 +46,6 @@ CUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_two_rounds_of_two_arms(tmp_path: Path) -> None:
     study = yaml.safe_load(STUDY.read_text(encoding="utf-8"))
     arms = {name: {**study["arms"][name], "set": {**study["arms"][name].get("set", {}), **CUT}} for name in ARMS}

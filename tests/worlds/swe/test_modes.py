@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import sampled
 from tests.worlds.swe.world import MEAN, OLD_TEST, config_of, make_row
 
 WITHOUT = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
@@ -52,7 +53,7 @@ def _run(script, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [CHEAT, "rm pyproject.toml"])
+@pytest.mark.parametrize("command", sampled([CHEAT, "rm pyproject.toml"], 2))
 def test_a_folder_that_cannot_be_written_to_keeps_nothing_from_the_grader(config, command):
     assert float(_run(PLAY, json.dumps(config), f"{command}; chmod 555 .")) == 0
 

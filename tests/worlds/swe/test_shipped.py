@@ -64,7 +64,7 @@ def test_a_level_is_asked_for_by_name() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sampled(NAMES, 5))
+@pytest.mark.parametrize("name", sampled(NAMES, 10))
 def test_every_task_fails_before_and_passes_after_its_fix(name: str) -> None:
     mine = by_library(name)
     correct, *broken = run_trials(libraries()[name], [{}, *(task.broken for task in mine)])

@@ -25,6 +25,8 @@ from tests.tiny_run import ROOT, command, crl, digests, environment, leftovers
 from tests.worlds.harness.test_agents import end, lines_of, started
 from tests.worlds.openenv.test_openenv_rounds import installed
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 KINDS = ("single", "multi", "tool", "stateful", "gym")
 EACH = 100
@@ -75,7 +77,6 @@ def answers(kind: str, at: int) -> list[dict[str, Any]]:
     return plain
 
 
-@pytest.mark.slow
 def test_prompts_and_rewards_are_those_of_the_package(python: Path, tmp_path: Path) -> None:
     episodes = [(kind, "train", at, answers(kind, at)) for kind in KINDS for at in range(EACH)]
     found = own(python, tmp_path, episodes)
@@ -137,7 +138,6 @@ def living() -> list[psutil.Process]:
     return [each for each in psutil.process_iter(["cmdline"]) if str(PLAY) in (each.info["cmdline"] or [])]
 
 
-@pytest.mark.slow
 def test_its_classes_train_two_rounds_are_killed_and_resumed(run: Path, python: Path, tmp_path: Path) -> None:
     assert verify(run) == [] and leftovers(run) == [] and not list(run.rglob("steps-*"))
     opened = RunDirectory.open(run)
@@ -167,7 +167,6 @@ def test_its_classes_train_two_rounds_are_killed_and_resumed(run: Path, python: 
             assert turn.observation == "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in new)
 
 
-@pytest.mark.slow
 def test_what_the_package_has_not_is_refused(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.errors import BadInput
 
