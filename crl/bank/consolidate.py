@@ -475,7 +475,7 @@ class Consolidation:
             if holder not in replaced:
                 return Refusal(Rejection.duplicate, holder)
         if self._rules.bank.merge_contained:
-            more = self._texts_of(operation.family).that_say_more(self._texts[digest]) - {digest}
+            more = self._texts_of(operation.family).that_say_more(operation.text or "") - {digest}
             for entry in self._held(operation, more):
                 if entry.entry_id not in replaced:
                     return Refusal(Rejection.contained, entry.entry_id)

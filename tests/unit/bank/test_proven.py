@@ -27,7 +27,7 @@ def score(name: str, text: str, uses: int, mean: float) -> EntryScore:
     )
 
 
-def run(previous, operations, scores=(), tried=None, **config):
+def run(previous, operations, scores=(), tried=None, refused=None, **config):
     """Consolidate, and hold the result against what replay makes of its events."""
     before = Snapshot.of(ROUND - 1, previous)
     said = {each.content_digest: text for each, text in previous_texts(previous)}
@@ -37,7 +37,7 @@ def run(previous, operations, scores=(), tried=None, **config):
         tried={("room", text_digest(text)): result for text, result in (tried or {}).items()},
         texts=lambda rows: {digest: said[digest] for digest in rows["content_digest"].to_pylist()},
     )
-    result = consolidate(before, operations, scores, rules, round=ROUND)
+    result = consolidate(before, operations, scores, rules, round=ROUND, refused=refused)
     made = replay(before, result.events, {each.operation_id: each for each in operations})
     assert made == result.changes
     return result
@@ -179,6 +179,9 @@ def test_a_text_that_says_less_is_refused():
     assert ids(result) == ["a"]
     assert reasons(result) == [("rejected", "n", "contained", "a")]
     assert ids(run([known("a", MORE)], [operation("add", "n", LESS)])) == ["a", "n"], "only where it is asked for"
+    asked = [operation("add", "n", LESS), operation("add", "m", "Another one.")]
+    result = run([known("a", MORE)], asked, refused={asked[1].operation_id: "no"}, merge_contained=True)
+    assert reasons(result) == [("rejected", "n", "contained", "a"), ("rejected", "m", "no", None)], "a person refused"
     other = run([known("a", MORE)], [operation("add", "n", LESS, "lake")], merge_contained=True)
     assert ids(other) == ["a", "n"], "another family says nothing here"
 
