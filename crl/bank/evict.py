@@ -46,15 +46,15 @@ def evict(
         return []
     keys: list[NDArray[Any]] = [_joined(table["order"].to_numpy()[rows_U], [entry.order for entry in beside])]
 
-    def judged(judge: Callable[[EntryScore, str], float]) -> NDArray[np.float64]:
-        return np.concatenate([_of_rows(table, scores, judge)[rows_U], _of(beside, scores, judge)])
+    def valued(value_of: Callable[[EntryScore, str], float]) -> NDArray[np.float64]:
+        return np.concatenate([_of_rows(table, scores, value_of)[rows_U], _of(beside, scores, value_of)])
 
     if config.eviction == "least_useful":
-        keys.append(judged(_worth))
+        keys.append(valued(_worth))
         fresh_U = table["updated_round"].to_numpy()[rows_U] == round
         keys.append(np.concatenate([fresh_U, [entry.updated_round == round for entry in beside]]))
     if config.proven is not None:
-        keys.append(judged(lambda score, digest: proves(score, digest, config)))
+        keys.append(valued(lambda score, digest: proves(score, digest, config)))
     leaving: list[int] = []
     for name in full:
         members = np.flatnonzero(codes_M == code_of[name])
@@ -93,16 +93,16 @@ def _worth(score: EntryScore, content_digest: str) -> float:
 
 
 def _of(
-    entries: list[BankEntry], scores: Mapping[str, EntryScore], judge: Callable[[EntryScore, str], float]
+    entries: list[BankEntry], scores: Mapping[str, EntryScore], value_of: Callable[[EntryScore, str], float]
 ) -> NDArray[np.float64]:
     found = (
-        judge(scores[entry.entry_id], entry.content_digest) if entry.entry_id in scores else 0.0 for entry in entries
+        value_of(scores[entry.entry_id], entry.content_digest) if entry.entry_id in scores else 0.0 for entry in entries
     )
     return np.array(list(found), dtype=np.float64)
 
 
 def _of_rows(
-    table: pa.Table, scores: Mapping[str, EntryScore], judge: Callable[[EntryScore, str], float]
+    table: pa.Table, scores: Mapping[str, EntryScore], value_of: Callable[[EntryScore, str], float]
 ) -> NDArray[np.float64]:
     """Value [N] of every row; 0 where nothing is known."""
     values_N = np.zeros(table.num_rows)
@@ -111,5 +111,5 @@ def _of_rows(
         scored = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         digests, listed = table["content_digest"].take(scored).to_pylist(), list(scores.values())
         found = places.drop_null().to_pylist()
-        values_N[scored] = [judge(listed[place], digest) for place, digest in zip(found, digests, strict=True)]
+        values_N[scored] = [value_of(listed[place], digest) for place, digest in zip(found, digests, strict=True)]
     return values_N

@@ -53,6 +53,7 @@ FALL, WARNING, COLLAPSED = "success_fall", "collapse_warning", "collapsed"
 _LATELY, _BEST_LATELY = "success_lately", "success_lately_best"
 _SUM, _WEIGHT, _SQUARES = "success_sum", "success_weight", "success_squares"
 _CHANGES, _COUNT = "success_changes", "success_rounds"
+_OF_FALLS = (_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT, _BEST_LATELY)
 MOSTLY_WON = 0.5
 """From this success on there may be nothing left that experiences could add, so equal rewards that are no losses are no
 sign: the best run of research/falling.md (0.82 at its end) had such rewards for its last rounds."""
@@ -139,9 +140,7 @@ KINDS = (
 
 def counters() -> set[str]:
     """Names of the metrics that are carried from round to round to count the signs of each kind."""
-    return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")} | {
-        *(_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT, _BEST_LATELY)
-    }
+    return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")} | {*_OF_FALLS}
 
 
 def collapse_metrics(
@@ -180,8 +179,7 @@ def fall_metrics(metrics: Mapping[str, float], previous: Mapping[str, float]) ->
     from one round to the next, so it is that of whole rounds, whose episodes share tasks.
     """
     if "success" not in metrics:
-        carried = (_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT, _BEST_LATELY)
-        return {name: previous[name] for name in carried if name in previous}
+        return {name: previous[name] for name in _OF_FALLS if name in previous}
     success = metrics["success"]
     count = previous.get(_COUNT, 0.0) + 1
     change = success - previous.get("success", success) if count > 1 else 0.0
